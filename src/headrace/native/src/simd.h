@@ -1,0 +1,305 @@
+// Sixteen virtual lanes, the same on every instruction set.
+//
+// Kernels are written once against f32x16 / i32x16; each kernel file is compiled once per level
+// (avx2, avx512, avx512bf16) into namespace HR_ISA. Every function here is defined so that all levels
+// give equal bits (docs/numerics.md): explicit fused multiply-add, no approximate reciprocals, no
+// horizontal add whose order the instruction chooses. Kernel threads run with FTZ and DAZ set.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace HR_ISA {
+
+#if defined(HR_ISA_avx512) || defined(HR_ISA_avx512bf16)
+#define HR_AVX512 1
+
+struct f32x16 {
+  __m512 v;
+};
+struct i32x16 {
+  __m512i v;
+};
+using mask16 = __mmask16;
+
+static inline mask16 first_lanes(int n) {  // lanes 0 … n-1; n in 0 … 16
+  return static_cast<mask16>((1u << n) - 1u);
+}
+static inline bool any(mask16 m) { return m != 0; }
+
+static inline f32x16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+static inline f32x16 load_first(const float* p, int n) {  // the rest is +0; reads n floats only
+  return {_mm512_maskz_loadu_ps(first_lanes(n), p)};
+}
+static inline void store(float* p, f32x16 a) { _mm512_storeu_ps(p, a.v); }
+static inline void store_first(float* p, f32x16 a, int n) {
+  _mm512_mask_storeu_ps(p, first_lanes(n), a.v);
+}
+static inline f32x16 splat(float x) { return {_mm512_set1_ps(x)}; }
+static inline f32x16 zero() { return {_mm512_setzero_ps()}; }
+static inline f32x16 operator+(f32x16 a, f32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+static inline f32x16 operator-(f32x16 a, f32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+static inline f32x16 operator*(f32x16 a, f32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+static inline f32x16 operator/(f32x16 a, f32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+static inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {  // a·b + c, one rounding
+  return {_mm512_fmadd_ps(a.v, b.v, c.v)};
+}
+static inline f32x16 sqrt(f32x16 a) { return {_mm512_sqrt_ps(a.v)}; }
+// max / min: the second operand when either is NaN, as in SSE.
+static inline f32x16 max(f32x16 a, f32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+static inline f32x16 min(f32x16 a, f32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+static inline mask16 less(f32x16 a, f32x16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ); }
+static inline mask16 is_nan(f32x16 a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q); }
+static inline f32x16 select(mask16 m, f32x16 yes, f32x16 no) {
+  return {_mm512_mask_blend_ps(m, no.v, yes.v)};
+}
+
+static inline i32x16 loadi(const void* p) { return {_mm512_loadu_si512(p)}; }
+static inline void storei(void* p, i32x16 a) { _mm512_storeu_si512(p, a.v); }
+static inline i32x16 splati(int32_t x) { return {_mm512_set1_epi32(x)}; }
+static inline i32x16 zeroi() { return {_mm512_setzero_si512()}; }
+static inline i32x16 operator+(i32x16 a, i32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+static inline i32x16 operator-(i32x16 a, i32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+static inline i32x16 operator&(i32x16 a, i32x16 b) { return {_mm512_and_si512(a.v, b.v)}; }
+static inline i32x16 operator|(i32x16 a, i32x16 b) { return {_mm512_or_si512(a.v, b.v)}; }
+static inline i32x16 muli(i32x16 a, i32x16 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
+static inline i32x16 maxi(i32x16 a, i32x16 b) { return {_mm512_max_epi32(a.v, b.v)}; }
+template <int N>
+static inline i32x16 shl(i32x16 a) {
+  return {_mm512_slli_epi32(a.v, N)};
+}
+template <int N>
+static inline i32x16 shr(i32x16 a) {  // logical
+  return {_mm512_srli_epi32(a.v, N)};
+}
+static inline i32x16 to_int(f32x16 a) {  // round half to even
+  return {_mm512_cvtps_epi32(a.v)};
+}
+static inline f32x16 to_float(i32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+static inline i32x16 bits(f32x16 a) { return {_mm512_castps_si512(a.v)}; }
+static inline f32x16 from_bits(i32x16 a) { return {_mm512_castsi512_ps(a.v)}; }
+
+// 16 half floats → f32, exactly.
+static inline f32x16 load_f16(const void* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
+}
+// f32 → 16 half floats, round half to even.
+static inline void store_f16(void* p, f32x16 a) {
+  _mm256_storeu_si256(static_cast<__m256i*>(p),
+                      _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+// The 16 low halves of the lanes as 16-bit numbers.
+static inline void store_low16(void* p, i32x16 a) {
+  _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(a.v));
+}
+static inline i32x16 load_u16(const void* p) {  // 16 × uint16 → int32 lanes
+  return {_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
+}
+static inline i32x16 load_u8(const void* p) {  // 16 × uint8 → int32 lanes
+  return {_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
+}
+static inline i32x16 load_s8(const void* p) {  // 16 × int8 → int32 lanes
+  return {_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
+}
+
+// acc + Σ over 4 bytes of u (unsigned) · s (signed), in every lane, exact in int32.
+static inline i32x16 dot4_u8s8(i32x16 acc, i32x16 u, i32x16 s) {
+  return {_mm512_dpbusd_epi32(acc.v, u.v, s.v)};
+}
+// The same for u ≤ 127: the AVX2 form needs no widening (255·127·2 would saturate 16 bits there).
+static inline i32x16 dot4_u7s8(i32x16 acc, i32x16 u, i32x16 s) { return dot4_u8s8(acc, u, s); }
+
+#else  // AVX2
+
+struct f32x16 {
+  __m256 a, b;
+};
+struct i32x16 {
+  __m256i a, b;
+};
+struct mask16 {  // all-ones or all-zeros lanes
+  __m256i a, b;
+};
+
+static inline mask16 first_lanes(int n) {
+  const __m256i i = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  return {_mm256_cmpgt_epi32(_mm256_set1_epi32(n), i),
+          _mm256_cmpgt_epi32(_mm256_set1_epi32(n - 8), i)};
+}
+static inline bool any(mask16 m) {
+  return !_mm256_testz_si256(m.a, m.a) || !_mm256_testz_si256(m.b, m.b);
+}
+
+static inline f32x16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+static inline f32x16 load_first(const float* p, int n) {
+  mask16 m = first_lanes(n);
+  return {_mm256_maskload_ps(p, m.a), _mm256_maskload_ps(p + 8, m.b)};
+}
+static inline void store(float* p, f32x16 x) {
+  _mm256_storeu_ps(p, x.a);
+  _mm256_storeu_ps(p + 8, x.b);
+}
+static inline void store_first(float* p, f32x16 x, int n) {
+  mask16 m = first_lanes(n);
+  _mm256_maskstore_ps(p, m.a, x.a);
+  _mm256_maskstore_ps(p + 8, m.b, x.b);
+}
+static inline f32x16 splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+static inline f32x16 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+#define HR_F32_OP(name, intrinsic)                             \
+  static inline f32x16 name(f32x16 x, f32x16 y) {              \
+    return {intrinsic(x.a, y.a), intrinsic(x.b, y.b)};         \
+  }
+HR_F32_OP(operator+, _mm256_add_ps)
+HR_F32_OP(operator-, _mm256_sub_ps)
+HR_F32_OP(operator*, _mm256_mul_ps)
+HR_F32_OP(operator/, _mm256_div_ps)
+HR_F32_OP(max, _mm256_max_ps)
+HR_F32_OP(min, _mm256_min_ps)
+#undef HR_F32_OP
+static inline f32x16 fma(f32x16 x, f32x16 y, f32x16 z) {
+  return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+static inline f32x16 sqrt(f32x16 x) { return {_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
+static inline mask16 less(f32x16 x, f32x16 y) {
+  return {_mm256_castps_si256(_mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ)),
+          _mm256_castps_si256(_mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ))};
+}
+static inline mask16 is_nan(f32x16 x) {
+  return {_mm256_castps_si256(_mm256_cmp_ps(x.a, x.a, _CMP_UNORD_Q)),
+          _mm256_castps_si256(_mm256_cmp_ps(x.b, x.b, _CMP_UNORD_Q))};
+}
+static inline f32x16 select(mask16 m, f32x16 yes, f32x16 no) {
+  return {_mm256_blendv_ps(no.a, yes.a, _mm256_castsi256_ps(m.a)),
+          _mm256_blendv_ps(no.b, yes.b, _mm256_castsi256_ps(m.b))};
+}
+
+static inline i32x16 loadi(const void* p) {
+  const __m256i* q = static_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
+}
+static inline void storei(void* p, i32x16 x) {
+  __m256i* q = static_cast<__m256i*>(p);
+  _mm256_storeu_si256(q, x.a);
+  _mm256_storeu_si256(q + 1, x.b);
+}
+static inline i32x16 splati(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+static inline i32x16 zeroi() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+#define HR_I32_OP(name, intrinsic)                             \
+  static inline i32x16 name(i32x16 x, i32x16 y) {              \
+    return {intrinsic(x.a, y.a), intrinsic(x.b, y.b)};         \
+  }
+HR_I32_OP(operator+, _mm256_add_epi32)
+HR_I32_OP(operator-, _mm256_sub_epi32)
+HR_I32_OP(operator&, _mm256_and_si256)
+HR_I32_OP(operator|, _mm256_or_si256)
+HR_I32_OP(muli, _mm256_mullo_epi32)
+HR_I32_OP(maxi, _mm256_max_epi32)
+#undef HR_I32_OP
+template <int N>
+static inline i32x16 shl(i32x16 x) {
+  return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)};
+}
+template <int N>
+static inline i32x16 shr(i32x16 x) {
+  return {_mm256_srli_epi32(x.a, N), _mm256_srli_epi32(x.b, N)};
+}
+static inline i32x16 to_int(f32x16 x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+static inline f32x16 to_float(i32x16 x) {
+  return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)};
+}
+static inline i32x16 bits(f32x16 x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
+static inline f32x16 from_bits(i32x16 x) {
+  return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)};
+}
+
+static inline f32x16 load_f16(const void* p) {
+  const __m128i* q = static_cast<const __m128i*>(p);
+  return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
+}
+static inline void store_f16(void* p, f32x16 x) {
+  __m128i* q = static_cast<__m128i*>(p);
+  _mm_storeu_si128(q, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  _mm_storeu_si128(q + 1, _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+static inline void store_low16(void* p, i32x16 x) {
+  const __m256i low = _mm256_set1_epi32(0xffff);
+  __m256i packed = _mm256_packus_epi32(_mm256_and_si256(x.a, low), _mm256_and_si256(x.b, low));
+  _mm256_storeu_si256(static_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+}
+static inline i32x16 load_u16(const void* p) {
+  const __m128i* q = static_cast<const __m128i*>(p);
+  return {_mm256_cvtepu16_epi32(_mm_loadu_si128(q)), _mm256_cvtepu16_epi32(_mm_loadu_si128(q + 1))};
+}
+static inline i32x16 load_u8(const void* p) {
+  __m128i x = _mm_loadu_si128(static_cast<const __m128i*>(p));
+  return {_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_srli_si128(x, 8))};
+}
+static inline i32x16 load_s8(const void* p) {
+  __m128i x = _mm_loadu_si128(static_cast<const __m128i*>(p));
+  return {_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_srli_si128(x, 8))};
+}
+
+static inline __m256i dot4_u8s8_half(__m256i acc, __m256i u, __m256i s) {
+  // Even and odd bytes apart, so that no pair is summed in 16 bits: |u·s| ≤ 255·128 < 2^15.
+  const __m256i low = _mm256_set1_epi16(0x00ff);
+  const __m256i ones = _mm256_set1_epi16(1);
+  __m256i even = _mm256_maddubs_epi16(_mm256_and_si256(u, low), s);
+  __m256i odd = _mm256_maddubs_epi16(_mm256_andnot_si256(low, u), s);
+  acc = _mm256_add_epi32(acc, _mm256_madd_epi16(even, ones));
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(odd, ones));
+}
+static inline i32x16 dot4_u8s8(i32x16 acc, i32x16 u, i32x16 s) {
+  return {dot4_u8s8_half(acc.a, u.a, s.a), dot4_u8s8_half(acc.b, u.b, s.b)};
+}
+static inline i32x16 dot4_u7s8(i32x16 acc, i32x16 u, i32x16 s) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(_mm256_maddubs_epi16(u.a, s.a), ones)),
+          _mm256_add_epi32(acc.b, _mm256_madd_epi16(_mm256_maddubs_epi16(u.b, s.b), ones))};
+}
+
+#endif
+
+// f32 → bf16 in the low 16 bits of each lane, round half to even; NaN stays NaN.
+static inline i32x16 to_bf16(f32x16 x) {
+  i32x16 b = bits(x);
+  i32x16 rounded = shr<16>(b + splati(0x7fff) + (shr<16>(b) & splati(1)));
+  i32x16 quiet = shr<16>(b) | splati(0x40);
+  return bits(select(is_nan(x), from_bits(quiet), from_bits(rounded)));
+}
+static inline f32x16 from_bf16(i32x16 low16) { return from_bits(shl<16>(low16)); }
+static inline f32x16 round_bf16(f32x16 x) { return from_bf16(to_bf16(x)); }
+
+// Lanes hold a pair of bf16 (even element low, odd element high):
+// fma(even, even', fma(odd, odd', acc)), the definition of the contract and of VDPBF16PS.
+static inline f32x16 dot_bf16(f32x16 acc, i32x16 x, i32x16 y) {
+#ifdef HR_ISA_avx512bf16
+  return {_mm512_dpbf16_ps(acc.v, (__m512bh)x.v, (__m512bh)y.v)};
+#else
+  const i32x16 high = splati(static_cast<int32_t>(0xffff0000u));
+  acc = fma(from_bits(x & high), from_bits(y & high), acc);
+  return fma(from_bits(shl<16>(x)), from_bits(shl<16>(y)), acc);
+#endif
+}
+
+// The fixed tree over 16 lanes: l += l+8, then +4, +2, +1.
+static inline float tree_sum(f32x16 x) {
+  alignas(64) float t[16];
+  store(t, x);
+  for (int step = 8; step > 0; step >>= 1)
+    for (int i = 0; i < step; ++i) t[i] = t[i] + t[i + step];
+  return t[0];
+}
+// NaN in any lane gives NaN.
+static inline float tree_max(f32x16 x) {
+  alignas(64) float t[16];
+  store(t, x);
+  for (int step = 8; step > 0; step >>= 1)
+    for (int i = 0; i < step; ++i)
+      t[i] = (t[i] > t[i + step] || t[i] != t[i]) ? t[i] : t[i + step];
+  return t[0];
+}
+
+}  // namespace HR_ISA

@@ -1,0 +1,195 @@
+// The step program: what every kernel file and the runner share.
+//
+// A program is a flat array of op records. All workers of the pool walk it together: each op is one
+// call `fn(args, step, worker)` made by every worker, which takes its own share of the output (never a
+// share of a reduction), then a barrier. Buffers are sized once for the largest step; a row count is
+// symbolic (RowKind) and read from the Step. Nothing here depends on the instruction set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace headrace {
+
+// Values are stable: Python passes them as integers.
+enum class Format : int32_t { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K };
+enum class KVFormat : int32_t { F32, BF16, F16 };
+enum class RowKind : int32_t { Tokens, LogitRows, PromptRows };
+enum class GateKind : int32_t { Silu, GeluTanh };
+
+// ---- one step ---------------------------------------------------------------------------------
+
+struct GroupStep {
+  const int32_t* slots;         // [T], −1 = row not stored
+  const int32_t* block_tables;  // [R, table_columns], −1 = freed
+  const int32_t* first_pos;     // [R]
+  int64_t table_columns;
+};
+
+struct Step {
+  int64_t num_tokens;           // T
+  int64_t num_requests;         // R
+  const int32_t* tokens;        // [T]
+  const int32_t* positions;     // [T]
+  const int32_t* spans;         // [R + 1]
+  const int32_t* context_lens;  // [R]
+  const int32_t* rows[3];       // by RowKind: nullptr, logit_rows, prompt_rows
+  int64_t num_rows[3];          // T, number of logit rows, number of prompt rows
+  const GroupStep* groups;
+
+  int64_t count(RowKind kind) const { return num_rows[static_cast<int>(kind)]; }
+};
+
+class Barrier;  // pool.h
+
+struct Worker {
+  int index;          // 0 … count-1
+  int count;
+  Barrier* barrier;   // for ops of two phases (attention: partials, then fold)
+  std::byte* scratch; // this worker's own, scratch_bytes, 64-byte aligned
+  std::byte* shared;  // one for all workers, shared_bytes, 64-byte aligned
+};
+
+// This worker's share [begin, end) of n items, contiguous, in units of `grain`.
+struct Share {
+  int64_t begin, end;
+};
+inline Share share(int64_t n, const Worker& w, int64_t grain = 1) {
+  int64_t units = (n + grain - 1) / grain;
+  int64_t b = units * w.index / w.count * grain, e = units * (w.index + 1) / w.count * grain;
+  return {b < n ? b : n, e < n ? e : n};
+}
+
+// ---- memory -----------------------------------------------------------------------------------
+
+// A float32 matrix [rows, columns] inside a buffer; row r starts at data + r·stride.
+struct Matrix {
+  float* data;
+  int64_t columns;
+  int64_t stride;
+  RowKind rows;
+};
+
+// Weights [N, K] repacked into panels of 16 output rows (matmul.h says how, per format).
+struct PackedMatrix {
+  Format format;
+  int64_t n, k;
+  int64_t panel_bytes;  // bytes from one panel of 16 rows to the next
+  const uint8_t* data;  // 64-byte aligned, ceil(n / 16) panels, missing rows are zero
+};
+
+// Weights as the file has them, for gathers: row r at data + r·row_bytes.
+struct RawMatrix {
+  Format format;
+  int64_t n, k;
+  int64_t row_bytes;
+  const uint8_t* data;
+};
+
+// KV memory of one group. Element (layer, block, side, head) is an area of block_size·dim elements:
+//   K (side 0): [block_size/16] × [D/2][16 positions][2]
+//   V (side 1): [block_size/16] × [8 position pairs][Dv][2]
+// at base + layer·layer_stride + block·block_stride + side·v_offset + head·(block_size·dim)·element.
+struct KVMemory {
+  KVFormat format;
+  int64_t num_blocks, block_size, kv_heads, k_dim, v_dim;
+  int64_t layer_stride, block_stride, v_offset;  // bytes
+  std::byte* base;
+};
+
+// ---- op arguments -----------------------------------------------------------------------------
+
+struct EmbedArgs {      // out[t] = table[index[t]]
+  RawMatrix table;
+  bool by_position;     // index = positions instead of tokens
+  Matrix out;
+};
+struct RmsNormArgs {
+  Matrix x, out;
+  const float* weight;  // [columns / groups]
+  float eps;
+  int64_t groups;
+};
+struct LayerNormArgs {
+  Matrix x, out;
+  const float *weight, *bias;
+  float eps;
+};
+// Activations as a matmul wants them, one area per row (matmul.h: activation_bytes, layout).
+// Which form is decided by the weight's format: f32 for F32/F16, bf16 for BF16, int8 otherwise.
+enum class ActivationKind : int32_t { F32, BF16, Int8 };
+struct PrepareArgs {
+  Matrix x;
+  ActivationKind kind;
+  std::byte* out;
+  int64_t row_bytes;
+};
+struct MatmulArgs {
+  PackedMatrix weight;
+  const std::byte* activations;
+  int64_t activation_row_bytes;
+  const float* bias;    // [N] or nullptr
+  Matrix out;
+};
+struct RopeArgs {
+  Matrix x, out;        // out may be x
+  int64_t heads, rotary_dim;
+  bool interleaved;
+  const float *cos, *sin;  // [max position, rotary_dim / 2]
+};
+struct KVWriteArgs {
+  Matrix k, v;
+  const KVMemory* memory;  // set by allocate_kv; the pointer is stable
+  int64_t group, layer;
+};
+struct AttendArgs {
+  Matrix q, out;
+  const KVMemory* memory;
+  int64_t group, layer, heads;
+  float scale;
+  int64_t window;       // 0 = none
+  float soft_cap;       // 0 = none
+};
+struct GatedArgs {
+  Matrix gate, up, out;
+  GateKind kind;
+};
+struct UnaryArgs {      // gelu, scale (value), soft_cap (value), copy
+  Matrix x, out;
+  float value;
+};
+struct BinaryArgs {     // add
+  Matrix a, b, out;
+};
+struct RowsArgs {       // out[i] = x[rows[i]]
+  Matrix x, out;
+};
+
+// ---- the kernels of one instruction set -------------------------------------------------------
+
+template <class Args>
+using OpFn = void (*)(const Args&, const Step&, Worker&);
+
+struct KernelTable {
+  const char* isa;
+  OpFn<EmbedArgs> embed;
+  OpFn<RmsNormArgs> rms_norm;
+  OpFn<LayerNormArgs> layer_norm;
+  OpFn<PrepareArgs> prepare;
+  OpFn<MatmulArgs> matmul;
+  OpFn<RopeArgs> rope;
+  OpFn<KVWriteArgs> kv_write;
+  OpFn<AttendArgs> attend;
+  OpFn<GatedArgs> gated;
+  OpFn<UnaryArgs> gelu, scale, soft_cap, copy;
+  OpFn<BinaryArgs> add;
+  OpFn<RowsArgs> rows;
+};
+
+}  // namespace headrace
+
+// Each kernel file defines its functions in namespace HR_ISA; kernels/table.cpp gathers them.
+// dispatch.cpp picks a table from CPUID and HEADRACE_ISA.
+namespace avx2 { const headrace::KernelTable& kernels(); }
+namespace avx512 { const headrace::KernelTable& kernels(); }
+namespace avx512bf16 { const headrace::KernelTable& kernels(); }

@@ -1,0 +1,54 @@
+"""Executor: a program bound to weights and KV memory, as the engine sees it.
+
+The native interpreter and the reference implement it, so the whole engine runs on either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.ops.batch import Batch
+from headrace.ops.kv import KVFormat, KVGroupSpec
+
+
+class Executor(Protocol):
+    """Runs steps. One thread at a time."""
+
+    @property
+    def kv_groups(self) -> tuple[KVGroupSpec, ...]: ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the output head; may exceed the tokenizer's ids (padded vocabulary)."""
+        ...
+
+    def allocate_kv(self, num_blocks: Sequence[int], block_size: int, fmt: KVFormat) -> None:
+        """Gives each group memory for num_blocks[g] blocks; drops what was held before.
+
+        Memory is reserved, not touched: a page costs nothing until a position is written to it.
+        """
+        ...
+
+    def copy_blocks(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies whole blocks (source, destination) in every layer of `group` (copy-on-write)."""
+        ...
+
+    def run(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """Runs one step: logits float32 [len(batch.logit_rows), V], valid until the next call.
+
+        Mutates the KV memory named by the batch's slots.
+        """
+        ...
+
+    def prompt_logits(
+        self, batch: Batch, rows_per_call: int = 8
+    ) -> Iterator[npt.NDArray[np.float32]]:
+        """Logits of batch.prompt_rows of the step just run, a few rows at a time, in order.
+
+        Each array is valid until the next one is asked for; all end with the next `run`.
+        """
+        ...
