@@ -37,7 +37,9 @@ struct Step {
   int64_t num_rows[3];          // T, number of logit rows, number of prompt rows
   const GroupStep* groups;
 
-  int64_t count(RowKind kind) const { return num_rows[static_cast<int>(kind)]; }
+  [[gnu::always_inline]] int64_t count(RowKind kind) const {
+    return num_rows[static_cast<int>(kind)];
+  }
 };
 
 class Barrier;  // pool.h
@@ -54,7 +56,7 @@ struct Worker {
 struct Share {
   int64_t begin, end;
 };
-inline Share share(int64_t n, const Worker& w, int64_t grain = 1) {
+[[gnu::always_inline]] static inline Share share(int64_t n, const Worker& w, int64_t grain = 1) {
   int64_t units = (n + grain - 1) / grain;
   int64_t b = units * w.index / w.count * grain, e = units * (w.index + 1) / w.count * grain;
   return {b < n ? b : n, e < n ? e : n};
@@ -167,6 +169,16 @@ struct RowsArgs {       // out[i] = x[rows[i]]
 
 // ---- the kernels of one instruction set -------------------------------------------------------
 
+// What the largest step can be; buffers and workspaces are sized for it once.
+struct Limits {
+  int64_t max_tokens, max_requests, max_context;
+  int workers;
+};
+// Bytes of Worker::scratch (each worker) and Worker::shared (one) that an op needs.
+struct Workspace {
+  int64_t scratch, shared;
+};
+
 template <class Args>
 using OpFn = void (*)(const Args&, const Step&, Worker&);
 
@@ -184,6 +196,10 @@ struct KernelTable {
   OpFn<UnaryArgs> gelu, scale, soft_cap, copy;
   OpFn<BinaryArgs> add;
   OpFn<RowsArgs> rows;
+  // Bytes of one prepared activation row of k columns; a multiple of 64.
+  int64_t (*activation_row_bytes)(ActivationKind kind, int64_t k);
+  Workspace (*matmul_workspace)(const MatmulArgs& args, const Limits& limits);
+  Workspace (*attend_workspace)(const AttendArgs& args, const Limits& limits);
 };
 
 }  // namespace headrace

@@ -1,0 +1,9 @@
+#include <nanobind/nanobind.h>
+
+#include "bind.h"
+
+namespace headrace {
+
+void register_program(nb::module_& m) { (void)m; }
+
+}  // namespace headrace
