@@ -59,7 +59,8 @@ class Checkpoint(Protocol):
     """What `formats/` hands over: an opened model file, untranslated.
 
     kind: "gguf" | "hf". architecture: the file's own name for it (GGUF general.architecture, HF
-    model_type). metadata: GGUF key-values (arrays as lists or numpy arrays) or config.json.
+    model_type). metadata: GGUF key-values (arrays of numbers as numpy arrays, of strings as
+    a lazily decoded Sequence[str]) or config.json.
     tensors: file name of the tensor → HostTensor with shape in row-major [rows, columns] order.
     """
 

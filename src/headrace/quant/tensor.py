@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,8 @@ from headrace.quant.formats import NumberFormat
 
 @dataclass(frozen=True, slots=True)
 class HostTensor:
-    """A matrix [rows, columns] (a vector has rows = 1) in one number format.
+    """A matrix [rows, columns] (a vector has rows = 1) in one number format. With more than two
+    axes, all but the last are folded into rows.
 
     data: uint8 [rows, row_bytes], C-contiguous, usually a view of a memory-mapped file; it is never
     written. row_order: int32 [rows] or None; canonical row i is stored row row_order[i] (GGUF's
@@ -26,7 +28,7 @@ class HostTensor:
 
     @property
     def rows(self) -> int:
-        return 1 if len(self.shape) == 1 else self.shape[0]
+        return math.prod(self.shape[:-1])
 
     @property
     def columns(self) -> int:
