@@ -1,0 +1,49 @@
+"""Detokenizer: text deltas from ids, one at a time, never splitting a character.
+
+The deltas of a stream joined, plus `finish()`, are exactly `Tokenizer.decode` of all its ids.
+Bytes that may still become a character wait for the next token; bytes that can not become U+FFFD.
+Holding back a possible stop string is the engine's part.
+"""
+
+from __future__ import annotations
+
+import codecs
+
+from headrace.formats.tokenizer import Tokenizer
+
+_UTF8 = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer:
+    """One per output sequence. Costs about a microsecond per token; not thread-safe."""
+
+    __slots__ = ("_decoder", "_skip_special", "_strip", "_tokenizer")
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special: bool = True, continuation: bool = False
+    ) -> None:
+        """continuation: see Tokenizer.decode; set it when the ids continue a prompt."""
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._strip = tokenizer.info.strip_space and not continuation
+        self._decoder = _UTF8(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        """The text that `token_id` completes; may be empty. IndexError if it is no token."""
+        tokenizer = self._tokenizer
+        if self._skip_special and tokenizer.is_special(token_id):
+            return ""
+        data = tokenizer.token_bytes(token_id)
+        if self._strip and data:
+            self._strip = False
+            data = data.removeprefix(b" ")
+        return self._decoder.decode(data)
+
+    def finish(self) -> str:
+        """What is left at the end: one U+FFFD for an unfinished character, else nothing."""
+        return self._decoder.decode(b"", final=True)
+
+    @property
+    def pending(self) -> bool:
+        """True while bytes of an unfinished character wait."""
+        return bool(self._decoder.getstate()[0])

@@ -1,0 +1,134 @@
+"""Load a model's tokenizer: from GGUF metadata or Hugging Face files, built once, then cached.
+
+A built tokenizer is two files in the cache, `<key>.table` (mapped) and `<key>.json` (read on the
+first encode). The key is a hash of what it is built from and of the adapter's version. A small
+index remembers the key of a file by its path, size and time, so that a warm start reads neither the
+vocabulary nor hashes it. A cache that is damaged or can not be written is simply not used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from headrace.formats.cache_dirs import atomic_write, tokenizers_dir
+from headrace.formats.token_pieces import token_pieces
+from headrace.formats.token_table import TokenTable, map_table, pack_table, unpack_table
+from headrace.formats.tokenizer import Tokenizer, TokenizerInfo
+from headrace.formats.tokenizer_hf import HF_FILES, read_hf_tokenizer
+from headrace.formats.tokenizer_json import ADAPTER_VERSION, build_tokenizer_json
+from headrace.formats.vocabulary import Vocabulary, read_vocabulary
+
+
+class ModelFiles(Protocol):
+    """What this module needs of an opened checkpoint."""
+
+    @property
+    def kind(self) -> str:
+        """ "gguf" or "hf"."""
+        ...
+
+    @property
+    def architecture(self) -> str: ...
+
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
+
+    @property
+    def source(self) -> Path: ...
+
+
+def load_tokenizer(checkpoint: ModelFiles, *, cache: Path | None = None) -> Tokenizer:
+    """The tokenizer of an opened model. Raises ModelFileError when there is none we can use.
+
+    cache: directory for built tokenizers (default: the user's).
+    """
+    root = tokenizers_dir() if cache is None else cache
+    stamp = _file_stamp(checkpoint)
+    index = root / f"{stamp}.key"
+    try:
+        return _open_cached(root, index.read_text().strip())
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    if checkpoint.kind == "gguf":
+        vocab = read_vocabulary(checkpoint.metadata, checkpoint.architecture)
+        text, info = build_tokenizer_json(vocab), None
+    else:
+        vocab = None
+        text, info = read_hf_tokenizer(Path(checkpoint.source))
+    document = json.loads(text)
+    pieces, kinds, strip = token_pieces(document)
+    if vocab is not None:
+        info = _gguf_info(vocab, strip)
+    assert info is not None
+    if len(pieces) < info.num_ids:
+        pieces += [b""] * (info.num_ids - len(pieces))
+        kinds += b"\1" * (info.num_ids - len(kinds))
+    body = text.encode()
+    header = {"info": asdict(info), "json_bytes": len(body)}
+    table = pack_table(header, pieces, kinds)
+    key = hashlib.sha256(b"%d\0" % ADAPTER_VERSION + table + body).hexdigest()[:40]
+    try:
+        with atomic_write(root / f"{key}.json") as file:
+            file.write(body)
+        with atomic_write(root / f"{key}.table") as file:
+            file.write(table)
+        with atomic_write(index) as file:
+            file.write(key.encode())
+        return _open_cached(root, key)
+    except (OSError, ValueError):
+        return Tokenizer(info, unpack_table(table), lambda: text)
+
+
+def _open_cached(root: Path, key: str) -> Tokenizer:
+    if not key.isalnum():
+        raise ValueError("damaged index")
+    table = map_table(root / f"{key}.table")
+    json_path = root / f"{key}.json"
+    if json_path.stat().st_size != table.header["json_bytes"]:
+        raise ValueError("damaged tokenizer JSON")
+    return Tokenizer(_info_of(table), table, lambda: json_path.read_text(encoding="utf-8"))
+
+
+def _info_of(table: TokenTable) -> TokenizerInfo:
+    fields = dict(table.header["info"])
+    for name in ("eos_ids", "prefix_ids", "suffix_ids"):
+        fields[name] = tuple(fields[name])
+    return TokenizerInfo(**fields)
+
+
+def _file_stamp(checkpoint: ModelFiles) -> str:
+    """A name for the file as it is now: path, size and time of what the tokenizer is read from."""
+    source = Path(checkpoint.source)
+    files = [source] if checkpoint.kind == "gguf" else [source / name for name in HF_FILES]
+    digest = hashlib.sha256(b"%d\0" % ADAPTER_VERSION)
+    for file in files:
+        try:
+            stat = file.stat()
+            mark = f"{os.path.realpath(file)}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ino}\n"
+        except OSError:
+            mark = f"{file}\0-\n"
+        digest.update(mark.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:40]
+
+
+def _gguf_info(vocab: Vocabulary, strip: bool) -> TokenizerInfo:
+    prefix = (vocab.bos_id,) if vocab.add_bos and vocab.bos_id is not None else ()
+    suffix = (vocab.eos_id,) if vocab.add_eos and vocab.eos_id is not None else ()
+    return TokenizerInfo(
+        name=vocab.name,
+        num_ids=vocab.num_ids,
+        bos_id=vocab.bos_id,
+        eos_id=vocab.eos_id,
+        unk_id=vocab.unk_id,
+        pad_id=vocab.pad_id,
+        eos_ids=vocab.eos_ids,
+        prefix_ids=prefix,
+        suffix_ids=suffix,
+        strip_space=strip,
+    )
