@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headrace.models import llama, qwen2
+from headrace.models import gemma3, gpt2, llama, qwen2, qwen3
 from headrace.models.family import Family
 
 #: GGUF general.architecture → family.
 GGUF_ARCHITECTURES: Mapping[str, Family] = {
     "llama": llama.FAMILY,
     "qwen2": qwen2.FAMILY,
+    "qwen3": qwen3.FAMILY,
+    "gemma3": gemma3.FAMILY,
+    "gpt2": gpt2.FAMILY,
 }
 
 #: Hugging Face model_type → family.
@@ -18,4 +21,7 @@ HF_MODEL_TYPES: Mapping[str, Family] = {
     "llama": llama.FAMILY,
     "mistral": llama.FAMILY,
     "qwen2": qwen2.FAMILY,
+    "qwen3": qwen3.FAMILY,
+    "gemma3_text": gemma3.FAMILY,
+    "gpt2": gpt2.FAMILY,
 }

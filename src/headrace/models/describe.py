@@ -24,7 +24,7 @@ def from_gguf(
     heads = fields.count("attention.head_count", limits.MAX_HEADS)
     hidden = fields.count("embedding_length", limits.MAX_HIDDEN)
     num_layers = fields.count("block_count", limits.MAX_LAYERS)
-    head_dim = _head_dim(fields, "attention.key_length", "attention.head_count", hidden, heads)
+    head_dim = head_dim_of(fields, "attention.key_length", "attention.head_count", hidden, heads)
     value_dim = fields.count("attention.value_length", limits.MAX_HEAD_DIM, default=head_dim)
     if value_dim != head_dim:
         raise fields.error("attention.value_length", f"is {value_dim}, expected {head_dim} as keys")
@@ -52,7 +52,7 @@ def from_hf(
     heads = fields.count("num_attention_heads", limits.MAX_HEADS)
     hidden = fields.count("hidden_size", limits.MAX_HIDDEN)
     num_layers = fields.count("num_hidden_layers", limits.MAX_LAYERS)
-    head_dim = _head_dim(fields, "head_dim", "num_attention_heads", hidden, heads, head_dim)
+    head_dim = head_dim_of(fields, "head_dim", "num_attention_heads", hidden, heads, head_dim)
     return ModelConfig(
         architecture=architecture,
         num_layers=num_layers,
@@ -108,9 +108,10 @@ def _kv_heads(fields: Fields, name: str, heads: int) -> int:
     return kv_heads
 
 
-def _head_dim(
+def head_dim_of(
     fields: Fields, name: str, heads_name: str, hidden: int, heads: int, default: int | None = None
 ) -> int:
+    """Width of a head: the field `name` where present, else `default`, else E / H. Even."""
     if default is None and not fields.has(name):
         if hidden % heads:
             problem = f"is {heads}, which does not divide the hidden size {hidden}"

@@ -99,14 +99,23 @@ class Fields:
             raise self.error(name, f"is {_show(value)}, expected a list of {length} strings")
         return tuple(str(v) for v in value)
 
+    def flags(self, name: str, length: int) -> tuple[bool, ...] | None:
+        """A list of `length` flags; None if absent or not a list."""
+        value = self.get(name)
+        if not _is_list(value):
+            return None
+        if len(value) != length or not all(isinstance(v, bool | np.bool_) for v in value):
+            raise self.error(name, f"is {_show(value)}, expected a list of {length} flags")
+        return tuple(bool(v) for v in value)
+
     def table(self, name: str) -> Fields | None:
-        """A nested mapping; None if absent."""
+        """A nested mapping; None if absent or empty."""
         value = self.get(name)
         if value is None:
             return None
         if not isinstance(value, Mapping):
             raise self.error(name, f"is {_show(value)}, expected a mapping")
-        return Fields(value, f"{self.source}: {self._prefix}{name}")
+        return None if not value else Fields(value, f"{self.source}: {self._prefix}{name}")
 
     def require(self, name: str, allowed: Sequence[object], *, absent: object) -> None:
         """Refuses a setting that changes the arithmetic in a way we do not compute."""

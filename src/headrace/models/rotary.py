@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from headrace.errors import ModelFileError
 from headrace.models.fields import MAX_CONTEXT, Fields
 from headrace.ops.contract import RopeSpec
 
@@ -71,7 +72,9 @@ def from_gguf(
         return spec
     usable = all(math.isfinite(f) and 0 < f < 1e6 for f in factors)
     if len(factors) != rotary_dim // 2 or not usable:
-        raise fields.error("rope_freqs.weight", f"needs {rotary_dim // 2} positive factors")
+        raise ModelFileError(
+            f"{fields.source}: tensor rope_freqs.weight needs {rotary_dim // 2} positive factors."
+        )
     return divided(spec, factors)
 
 
@@ -86,23 +89,31 @@ def from_hf(
     partial = fields.real("partial_rotary_factor", 0, 1, default=1.0)
     if partial != 1:
         raise fields.error("partial_rotary_factor", f"is {partial:g}; only 1 is supported")
+    return _from_table(table, head_dim, base, max_context)
+
+
+def by_layer_type(
+    fields: Fields, head_dim: int, max_context: int, full_base: float, window_base: float
+) -> tuple[RopeSpec, RopeSpec]:
+    """The tables for full and for window layers.
+
+    New form: `rope_parameters` nested by layer type. Old form: `rope_theta` with `rope_scaling` for
+    full layers; window layers are plain with base `window_base`.
+    """
+    nested = fields.table("rope_parameters")
+    if nested is None or not (nested.has("full_attention") or nested.has("sliding_attention")):
+        full = from_hf(fields, head_dim, max_context, default_base=full_base)
+        return full, plain(head_dim, window_base)
+    full_base = fields.real("rope_theta", MIN_BASE, MAX_BASE, default=full_base)
     return (
-        plain(head_dim, base) if table is None else _from_table(table, head_dim, base, max_context)
+        _from_table(nested.table("full_attention"), head_dim, full_base, max_context),
+        _from_table(nested.table("sliding_attention"), head_dim, window_base, max_context),
     )
 
 
-def from_hf_layer_type(
-    fields: Fields, layer_type: str, head_dim: int, max_context: int, default_base: float
-) -> RopeSpec:
-    """The table of one layer type of a config.json whose `rope_parameters` are nested."""
-    nested = fields.table("rope_parameters")
-    table = nested.table(layer_type) if nested is not None else None
+def _from_table(table: Fields | None, head_dim: int, base: float, max_context: int) -> RopeSpec:
     if table is None:
-        return plain(head_dim, default_base)
-    return _from_table(table, head_dim, default_base, max_context)
-
-
-def _from_table(table: Fields, head_dim: int, base: float, max_context: int) -> RopeSpec:
+        return plain(head_dim, base)
     kind = table.text("rope_type", default=table.text("type", default="default"))
     table.require("partial_rotary_factor", (1.0, 1), absent=1.0)
     spec = plain(head_dim, table.real("rope_theta", MIN_BASE, MAX_BASE, default=base))

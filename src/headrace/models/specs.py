@@ -93,6 +93,22 @@ def norm(
     )
 
 
+def qk_norms(
+    config: ModelConfig, layer: int, *, hf_transform: Transform = Transform.NONE
+) -> Iterator[WeightSpec]:
+    """The RMS norms of single query and key heads."""
+    for name in "qk":
+        yield norm(
+            layer,
+            f"{name}_norm",
+            config.head_dim,
+            f"attn_{name}_norm",
+            f"self_attn.{name}_norm",
+            hf_transform=hf_transform,
+            axis=Axis.HEAD_DIM,
+        )
+
+
 def gated_mlp(config: ModelConfig, layer: int) -> Iterator[WeightSpec]:
     """gate, up, down."""
     e, f = config.hidden_size, config.intermediate_size
