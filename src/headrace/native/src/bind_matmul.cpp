@@ -1,9 +1,120 @@
-#include <nanobind/nanobind.h>
+// Packed weights for Python, and one matmul on numpy arrays (tests, tools).
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
 
 #include "bind.h"
+#include "dispatch.h"
+#include "matmul.h"
+#include "pack.h"
+#include "pool.h"
 
 namespace headrace {
 
-void register_matmul(nb::module_& m) { (void)m; }
+namespace {
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using RowOrder = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Result = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
+
+// "pack: K (columns) is 100, not a multiple of 32, as Q4_0 needs"
+[[noreturn]] void refuse(const std::string& op, const std::string& why) {
+  throw std::invalid_argument(op + ": " + why);
+}
+void expect(const std::string& op, const std::string& what, int64_t is, int64_t wanted) {
+  if (is != wanted)
+    refuse(op, what + " is " + std::to_string(is) + ", expected " + std::to_string(wanted));
+}
+
+const char* name(Format format) {
+  constexpr const char* kNames[] = {"F32",  "F16",  "BF16", "Q4_0", "Q4_1", "Q5_0",
+                                    "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"};
+  return kNames[static_cast<int>(format)];
+}
+
+PackedWeights* pack_array(int format, const Bytes& data, int64_t n, int64_t k,
+                          const std::optional<RowOrder>& row_order, int threads) {
+  if (format < 0 || format > static_cast<int>(Format::Q6_K))
+    refuse("pack", "format is " + std::to_string(format) + ", expected 0 … 10");
+  const auto f = static_cast<Format>(format);
+  const FormatGeometry g = geometry(f);
+  if (n < 1 || k < 1) refuse("pack", "N (rows) and K (columns) must be at least 1");
+  if (k % g.k != 0)
+    refuse("pack", "K (columns) is " + std::to_string(k) + ", not a multiple of " +
+                       std::to_string(g.k) + " as " + name(f) + " needs");
+  if (threads < 1) refuse("pack", "threads must be at least 1");
+  expect("pack", "rows of data", static_cast<int64_t>(data.shape(0)), n);
+  expect("pack", "bytes of a row of data", static_cast<int64_t>(data.shape(1)),
+         file_row_bytes(f, k));
+  if (row_order) {
+    expect("pack", "length of row_order", static_cast<int64_t>(row_order->shape(0)), n);
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t row = row_order->data()[i];
+      if (row < 0 || row >= n)
+        refuse("pack", "row_order[" + std::to_string(i) + "] is " + std::to_string(row) +
+                           ", expected 0 … " + std::to_string(n - 1));
+    }
+  }
+  nb::gil_scoped_release release;
+  return new PackedWeights(
+      pack(f, data.data(), n, k, row_order ? row_order->data() : nullptr, threads));
+}
+
+Result matmul_array(const PackedWeights& packed, const Floats& x, const std::optional<Vector>& bias,
+                    const std::optional<std::string>& isa, int threads) {
+  const PackedMatrix& weight = packed.view;
+  const auto rows = static_cast<int64_t>(x.shape(0));
+  expect("matmul", "K (columns of x)", static_cast<int64_t>(x.shape(1)), weight.k);
+  if (bias) expect("matmul", "N (length of bias)", static_cast<int64_t>(bias->shape(0)), weight.n);
+  const KernelTable& kernels = choose_kernels(isa);
+  const ActivationKind kind = activation_kind(weight.format);
+  const int64_t area = kernels.activation_row_bytes(kind, weight.k);
+  auto out = std::make_unique<float[]>(static_cast<size_t>(rows * weight.n));
+  {
+    nb::gil_scoped_release release;
+    Pool pool(threads);
+    Mapping areas(rows * area);
+    std::byte* const activations = areas.data();
+    Step step{};
+    step.num_tokens = step.num_rows[0] = rows;
+    const Matrix in{const_cast<float*>(x.data()), weight.k, weight.k, RowKind::Tokens};
+    const PrepareArgs prepare{in, kind, activations, area};
+    const MatmulArgs args{weight, activations, area, bias ? bias->data() : nullptr,
+                          Matrix{out.get(), weight.n, weight.n, RowKind::Tokens}};
+    run_op(pool, kernels.prepare, prepare, step);
+    const Limits limits{rows, 1, 1, threads};
+    run_op(pool, kernels.matmul, args, step, kernels.matmul_workspace(args, limits));
+  }
+  float* p = out.release();
+  nb::capsule owner(p, [](void* q) noexcept { delete[] static_cast<float*>(q); });
+  return Result(p, {static_cast<size_t>(rows), static_cast<size_t>(weight.n)}, owner);
+}
+
+}  // namespace
+
+void register_matmul(nb::module_& m) {
+  nb::class_<PackedWeights>(m, "PackedMatrix",
+                            "Weights [n, k] in panels of 16 output rows; owns its memory.")
+      .def_prop_ro("format", [](const PackedWeights& w) { return static_cast<int>(w.view.format); })
+      .def_prop_ro("n", [](const PackedWeights& w) { return w.view.n; })
+      .def_prop_ro("k", [](const PackedWeights& w) { return w.view.k; })
+      .def_prop_ro("nbytes", [](const PackedWeights& w) { return w.memory.size(); });
+  m.def("pack", &pack_array, nb::arg("format"), nb::arg("data"), nb::arg("n"), nb::arg("k"),
+        nb::arg("row_order").none() = nb::none(), nb::arg("threads") = 1,
+        nb::rv_policy::take_ownership,
+        "Packs file rows data: uint8 [n, row_bytes]; row i of the result is stored row "
+        "row_order[i]. `format` counts as the Format enum of step.h.");
+  m.def("matmul", &matmul_array, nb::arg("packed"), nb::arg("x"),
+        nb::arg("bias").none() = nb::none(), nb::arg("isa").none() = nb::none(),
+        nb::arg("threads") = 1,
+        "x: float32 [T, k] → float32 [T, n] = x · Wᵀ + bias, as a step program computes it.");
+}
 
 }  // namespace headrace

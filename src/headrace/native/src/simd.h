@@ -1,9 +1,10 @@
 // Sixteen virtual lanes, the same on every instruction set.
 //
 // Kernels are written once against f32x16 / i32x16; each kernel file is compiled once per level
-// (avx2, avx512, avx512bf16) into namespace HR_ISA. Every function here is defined so that all levels
-// give equal bits (docs/numerics.md): explicit fused multiply-add, no approximate reciprocals, no
-// horizontal add whose order the instruction chooses. Kernel threads run with FTZ and DAZ set.
+// (avx2, avx512, avx512bf16) into namespace HR_ISA. Every function here is defined so that all
+// levels give equal bits (docs/numerics.md): explicit fused multiply-add, no approximate
+// reciprocals, no horizontal add whose order the instruction chooses. Kernel threads run with FTZ
+// and DAZ set.
 #pragma once
 
 #include <immintrin.h>
@@ -103,6 +104,13 @@ static inline i32x16 load_u8(const void* p) {  // 16 × uint8 → int32 lanes
 static inline i32x16 load_s8(const void* p) {  // 16 × int8 → int32 lanes
   return {_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
 }
+// The low bytes of the lanes as 16 bytes.
+static inline void store_low8(void* p, i32x16 a) {
+  _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
+}
+// Integer reductions over the lanes: exact, so their order is free.
+static inline int32_t sum_lanes(i32x16 a) { return _mm512_reduce_add_epi32(a.v); }
+static inline int32_t max_lane(i32x16 a) { return _mm512_reduce_max_epi32(a.v); }
 
 // acc + Σ over 4 bytes of u (unsigned) · s (signed), in every lane, exact in int32.
 static inline i32x16 dot4_u8s8(i32x16 acc, i32x16 u, i32x16 s) {
@@ -148,9 +156,9 @@ static inline void store_first(float* p, f32x16 x, int n) {
 }
 static inline f32x16 splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 static inline f32x16 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
-#define HR_F32_OP(name, intrinsic)                             \
-  static inline f32x16 name(f32x16 x, f32x16 y) {              \
-    return {intrinsic(x.a, y.a), intrinsic(x.b, y.b)};         \
+#define HR_F32_OP(name, intrinsic)                     \
+  static inline f32x16 name(f32x16 x, f32x16 y) {      \
+    return {intrinsic(x.a, y.a), intrinsic(x.b, y.b)}; \
   }
 HR_F32_OP(operator+, _mm256_add_ps)
 HR_F32_OP(operator-, _mm256_sub_ps)
@@ -187,9 +195,9 @@ static inline void storei(void* p, i32x16 x) {
 }
 static inline i32x16 splati(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 static inline i32x16 zeroi() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-#define HR_I32_OP(name, intrinsic)                             \
-  static inline i32x16 name(i32x16 x, i32x16 y) {              \
-    return {intrinsic(x.a, y.a), intrinsic(x.b, y.b)};         \
+#define HR_I32_OP(name, intrinsic)                     \
+  static inline i32x16 name(i32x16 x, i32x16 y) {      \
+    return {intrinsic(x.a, y.a), intrinsic(x.b, y.b)}; \
   }
 HR_I32_OP(operator+, _mm256_add_epi32)
 HR_I32_OP(operator-, _mm256_sub_epi32)
@@ -240,6 +248,28 @@ static inline i32x16 load_u8(const void* p) {
 static inline i32x16 load_s8(const void* p) {
   __m128i x = _mm_loadu_si128(static_cast<const __m128i*>(p));
   return {_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_srli_si128(x, 8))};
+}
+static inline void store_low8(void* p, i32x16 x) {
+  const __m256i first =
+      _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12, -1,
+                       -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 1, 1, 1, 1, 1);
+  __m256i a = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(x.a, first), order);
+  __m256i b = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(x.b, first), order);
+  _mm_storeu_si128(static_cast<__m128i*>(p),
+                   _mm_unpacklo_epi64(_mm256_castsi256_si128(a), _mm256_castsi256_si128(b)));
+}
+static inline int32_t sum_lanes(i32x16 x) {
+  __m256i half = _mm256_add_epi32(x.a, x.b);
+  __m128i q = _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  q = _mm_add_epi32(q, _mm_shuffle_epi32(q, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
+}
+static inline int32_t max_lane(i32x16 x) {
+  __m256i half = _mm256_max_epi32(x.a, x.b);
+  __m128i q = _mm_max_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  q = _mm_max_epi32(q, _mm_shuffle_epi32(q, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
 }
 
 static inline __m256i dot4_u8s8_half(__m256i acc, __m256i u, __m256i s) {
@@ -297,8 +327,7 @@ static inline float tree_max(f32x16 x) {
   alignas(64) float t[16];
   store(t, x);
   for (int step = 8; step > 0; step >>= 1)
-    for (int i = 0; i < step; ++i)
-      t[i] = (t[i] > t[i + step] || t[i] != t[i]) ? t[i] : t[i + step];
+    for (int i = 0; i < step; ++i) t[i] = (t[i] > t[i + step] || t[i] != t[i]) ? t[i] : t[i + step];
   return t[0];
 }
 

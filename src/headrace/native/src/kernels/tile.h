@@ -1,0 +1,219 @@
+// One tile of a matmul: P panels of 16 output rows × M tokens, over the whole of K.
+//
+// The arithmetic of one (output row, token) is that of docs/numerics.md, "Linear", and is the same
+// for every P and M: sums run in the lanes, block after block. A block of weights is unpacked once
+// and used for all M tokens. Traffic: P · panel_bytes + M · activation_area_bytes.
+#pragma once
+
+#include "kernels/weights.h"
+
+namespace HR_ISA {
+
+using headrace::ActivationBlock;
+
+// How far the one-row kernel reads ahead in each panel.
+constexpr int64_t kPrefetchBytes = 2048;
+
+template <int64_t Bytes>
+[[gnu::always_inline]] static inline void prefetch_block(const uint8_t* block) {
+#pragma GCC unroll 32
+  for (int64_t line = 0; line < Bytes; line += 64)
+    _mm_prefetch(reinterpret_cast<const char*>(block + kPrefetchBytes + line), _MM_HINT_T0);
+}
+
+static inline i32x16 splat_word(const void* p) {
+  int32_t word;
+  __builtin_memcpy(&word, p, 4);
+  return splati(word);
+}
+
+// ---- int8 activations -------------------------------------------------------------------------
+
+template <class W, int J, int M>
+[[gnu::always_inline]] static inline void dot_codes(const typename W::Reader& reader,
+                                                    const ActivationBlock* a, int64_t stride,
+                                                    i32x16 (&sum)[M]) {
+  const i32x16 w = reader.template codes<J>();
+#pragma GCC unroll 16
+  for (int t = 0; t < M; ++t) {
+    const i32x16 x = splat_word(a[t * stride].codes + 4 * J);
+    if constexpr (W::kSmall)
+      sum[t] = dot4_u7s8(sum[t], w, x);
+    else
+      sum[t] = dot4_u8s8(sum[t], w, x);
+  }
+}
+
+// Where an int32 sum starts: minus the offset times the sum of the activation codes.
+template <class W>
+[[gnu::always_inline]] static inline i32x16 start(const ActivationBlock& a) {
+  if constexpr (W::kOffset == 0)
+    return zeroi();
+  else if constexpr (W::kOffset == 8)
+    return splati(a.minus8);
+  else if constexpr (W::kOffset == 16)
+    return splati(a.minus16);
+  else
+    return splati(a.minus128);
+}
+
+// sum[t] = the exact int32 of one block for each token.
+template <class W, int M>
+[[gnu::always_inline]] static inline void sum_block(const typename W::Reader& reader,
+                                                    const ActivationBlock* a, int64_t stride,
+                                                    i32x16 (&sum)[M]) {
+  if constexpr (W::kTwoScales) {
+    i32x16 half[M];
+#pragma GCC unroll 16
+    for (int t = 0; t < M; ++t) half[t] = splati(a[t * stride].minus32[0]);
+    dot_codes<W, 0>(reader, a, stride, half);
+    dot_codes<W, 1>(reader, a, stride, half);
+    dot_codes<W, 2>(reader, a, stride, half);
+    dot_codes<W, 3>(reader, a, stride, half);
+    const i32x16 first = reader.template half_scale<0>();
+#pragma GCC unroll 16
+    for (int t = 0; t < M; ++t) {
+      sum[t] = muli(half[t], first);
+      half[t] = splati(a[t * stride].minus32[1]);
+    }
+    dot_codes<W, 4>(reader, a, stride, half);
+    dot_codes<W, 5>(reader, a, stride, half);
+    dot_codes<W, 6>(reader, a, stride, half);
+    dot_codes<W, 7>(reader, a, stride, half);
+    const i32x16 second = reader.template half_scale<1>();
+#pragma GCC unroll 16
+    for (int t = 0; t < M; ++t) sum[t] = sum[t] + muli(half[t], second);
+  } else {
+#pragma GCC unroll 16
+    for (int t = 0; t < M; ++t) sum[t] = start<W>(a[t * stride]);
+    dot_codes<W, 0>(reader, a, stride, sum);
+    dot_codes<W, 1>(reader, a, stride, sum);
+    dot_codes<W, 2>(reader, a, stride, sum);
+    dot_codes<W, 3>(reader, a, stride, sum);
+    dot_codes<W, 4>(reader, a, stride, sum);
+    dot_codes<W, 5>(reader, a, stride, sum);
+    dot_codes<W, 6>(reader, a, stride, sum);
+    dot_codes<W, 7>(reader, a, stride, sum);
+  }
+}
+
+template <class W, int M, int P>
+[[gnu::always_inline]] static inline void tile_bytes(const uint8_t* panel, int64_t panel_step,
+                                                     const std::byte* activations,
+                                                     int64_t area_bytes, int64_t blocks,
+                                                     f32x16 (&acc)[P][M]) {
+  using Reader = typename W::Reader;
+  Reader reader[P];
+#pragma GCC unroll 4
+  for (int p = 0; p < P; ++p) reader[p].open(panel + p * panel_step);
+  const auto* a = reinterpret_cast<const ActivationBlock*>(activations);
+  const int64_t stride = area_bytes / static_cast<int64_t>(sizeof(ActivationBlock));
+  for (int64_t b = 0; b < blocks; ++b, ++a) {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+      if constexpr (M == 1)
+        prefetch_block<W::kBlockBytes>(panel + p * panel_step + b * W::kBlockBytes);
+      reader[p].next(b);
+      i32x16 sum[M];
+      sum_block<W>(reader[p], a, stride, sum);
+      const f32x16 scale = reader[p].scale();
+#pragma GCC unroll 16
+      for (int t = 0; t < M; ++t)
+        acc[p][t] = fma(to_float(sum[t]), scale * splat(a[t * stride].scale), acc[p][t]);
+      if constexpr (W::kHasMin) {
+        const f32x16 minimum = reader[p].minimum();
+#pragma GCC unroll 16
+        for (int t = 0; t < M; ++t) acc[p][t] = fma(minimum, splat(a[t * stride].sum), acc[p][t]);
+      }
+    }
+  }
+}
+
+// ---- float activations ------------------------------------------------------------------------
+
+template <class W, int M, int P>
+[[gnu::always_inline]] static inline void tile_floats(const uint8_t* panel, int64_t panel_step,
+                                                      const std::byte* activations,
+                                                      int64_t area_bytes, int64_t blocks,
+                                                      f32x16 (&acc)[P][M]) {
+  constexpr bool kPairs = W::kDot == Dot::Pair;
+  constexpr int kSteps = kPairs ? 16 : 32;  // one 4-byte word of activations each
+  for (int64_t b = 0; b < blocks; ++b) {
+    const uint8_t* block = panel + b * W::kBlockBytes;
+    const std::byte* a = activations + b * kSteps * 4;
+    f32x16 part[P][M];
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+      if constexpr (M == 1) prefetch_block<W::kBlockBytes>(block + p * panel_step);
+#pragma GCC unroll 16
+      for (int t = 0; t < M; ++t) part[p][t] = zero();
+    }
+    for (int k = 0; k < kSteps; ++k) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) {
+        const uint8_t* from = block + p * panel_step;
+        if constexpr (kPairs) {
+          const i32x16 w = loadi(from + k * 64);
+#pragma GCC unroll 16
+          for (int t = 0; t < M; ++t)
+            part[p][t] = dot_bf16(part[p][t], w, splat_word(a + t * area_bytes + k * 4));
+        } else {
+          const f32x16 w = W::weight(from, k);
+#pragma GCC unroll 16
+          for (int t = 0; t < M; ++t)
+            part[p][t] = fma(w, from_bits(splat_word(a + t * area_bytes + k * 4)), part[p][t]);
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 16
+      for (int t = 0; t < M; ++t) acc[p][t] = acc[p][t] + part[p][t];
+    }
+  }
+}
+
+// ---- a whole tile -----------------------------------------------------------------------------
+
+struct Problem {  // what all tiles of a matmul share
+  const uint8_t* weights;
+  int64_t panel_bytes, n, blocks;
+  const std::byte* activations;
+  int64_t area_bytes;
+  const float* bias;
+  float* out;
+  int64_t out_stride;
+};
+
+// Panels first, first + step, … (P of them) × tokens token … token + M − 1.
+template <class W, int M, int P>
+static void tile(const Problem& problem, int64_t first, int64_t step, int64_t token) {
+  f32x16 acc[P][M];
+#pragma GCC unroll 4
+  for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 16
+    for (int t = 0; t < M; ++t) acc[p][t] = zero();
+  }
+  const uint8_t* panel = problem.weights + first * problem.panel_bytes;
+  const std::byte* a = problem.activations + token * problem.area_bytes;
+  if constexpr (W::kDot == Dot::Bytes)
+    tile_bytes<W, M, P>(panel, step * problem.panel_bytes, a, problem.area_bytes, problem.blocks,
+                        acc);
+  else
+    tile_floats<W, M, P>(panel, step * problem.panel_bytes, a, problem.area_bytes, problem.blocks,
+                         acc);
+#pragma GCC unroll 4
+  for (int p = 0; p < P; ++p) {
+    const int64_t row = (first + p * step) * headrace::kPanelRows;
+    const int64_t left = problem.n - row;
+    const int rows = left < headrace::kPanelRows ? static_cast<int>(left) : 16;
+#pragma GCC unroll 16
+    for (int t = 0; t < M; ++t) {
+      f32x16 y = acc[p][t];
+      if (problem.bias != nullptr) y = y + load_first(problem.bias + row, rows);
+      store_first(problem.out + (token + t) * problem.out_stride + row, y, rows);
+    }
+  }
+}
+
+}  // namespace HR_ISA

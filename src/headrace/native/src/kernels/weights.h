@@ -1,0 +1,203 @@
+// Packed weights, block by block (layouts: matmul.h): how each number format unpacks in registers.
+//
+// A format is a struct with
+//   kDot      what multiplies: F32 (a vector per k), Pair (bf16 pairs), Bytes (codes, int32 sums)
+//   Reader    walks one panel. Bytes: next() enters the following block; then scale(), minimum()
+//             give f32 ×16 and codes<J>() code vector J (unsigned bytes), each at most once per
+//             use.
+//   kOffset   what the codes carry too much (subtracted in int32), kHasMin, kSmall (codes ≤ 127)
+#pragma once
+
+#include "matmul.h"
+#include "simd.h"
+
+namespace HR_ISA {
+
+enum class Dot { Float, Pair, Bytes };
+
+static inline i32x16 nibbles_low(i32x16 v) { return v & splati(0x0f0f0f0f); }
+static inline i32x16 nibbles_high(i32x16 v) { return shr<4>(v) & splati(0x0f0f0f0f); }
+
+// Code vector J of 4 NIBBLES vectors.
+template <int J>
+static inline i32x16 nibble_codes(const uint8_t* nibbles) {
+  i32x16 v = loadi(nibbles + J / 2 * 64);
+  return J % 2 == 0 ? nibbles_low(v) : nibbles_high(v);
+}
+// Bit J of every byte, moved to bit 4.
+template <int J>
+static inline i32x16 fifth_bits(i32x16 fifth) {
+  if constexpr (J < 4)
+    return shl<4 - J>(fifth) & splati(0x10101010);
+  else if constexpr (J == 4)
+    return fifth & splati(0x10101010);
+  else
+    return shr<J - 4>(fifth) & splati(0x10101010);
+}
+// Bits 2F and 2F+1 of every byte, moved to bits 4 and 5.
+template <int F>
+static inline i32x16 upper_bits(i32x16 upper) {
+  if constexpr (F < 2)
+    return shl<4 - 2 * F>(upper) & splati(0x30303030);
+  else if constexpr (F == 2)
+    return upper & splati(0x30303030);
+  else
+    return shr<2>(upper) & splati(0x30303030);
+}
+
+// ---- floats -----------------------------------------------------------------------------------
+
+struct WeightF32 {
+  static constexpr Dot kDot = Dot::Float;
+  static constexpr int64_t kBlockBytes = 2048;
+  static inline f32x16 weight(const uint8_t* block, int k) {
+    return load(reinterpret_cast<const float*>(block) + k * 16);
+  }
+};
+struct WeightF16 {
+  static constexpr Dot kDot = Dot::Float;
+  static constexpr int64_t kBlockBytes = 1024;
+  static inline f32x16 weight(const uint8_t* block, int k) { return load_f16(block + k * 32); }
+};
+struct WeightBF16 {
+  static constexpr Dot kDot = Dot::Pair;
+  static constexpr int64_t kBlockBytes = 1024;
+};
+
+// ---- one scale (and minimum) per block --------------------------------------------------------
+
+struct WeightQ8_0 {
+  static constexpr Dot kDot = Dot::Bytes;
+  static constexpr int kOffset = 128;
+  static constexpr bool kHasMin = false, kSmall = false, kTwoScales = false;
+  static constexpr int64_t kBlockBytes = 544;
+  struct Reader {
+    const uint8_t* at;
+    void open(const uint8_t* panel) { at = panel - kBlockBytes; }
+    void next(int64_t) { at += kBlockBytes; }
+    f32x16 scale() const { return load_f16(at); }
+    template <int J>
+    i32x16 codes() const {
+      return loadi(at + 32 + J * 64);
+    }
+  };
+};
+
+template <int Offset, bool HasMin, bool HasFifth>
+struct WeightLegacy {
+  static constexpr Dot kDot = Dot::Bytes;
+  static constexpr int kOffset = Offset;
+  static constexpr bool kHasMin = HasMin, kSmall = true, kTwoScales = false;
+  static constexpr int64_t kHead = HasMin ? 64 : 32;
+  static constexpr int64_t kNibbles = kHead + (HasFifth ? 64 : 0);
+  static constexpr int64_t kBlockBytes = kNibbles + 256;
+  struct Reader {
+    const uint8_t* at;
+    i32x16 fifth;
+    void open(const uint8_t* panel) { at = panel - kBlockBytes; }
+    void next(int64_t) {
+      at += kBlockBytes;
+      if constexpr (HasFifth) fifth = loadi(at + kHead);
+    }
+    f32x16 scale() const { return load_f16(at); }
+    f32x16 minimum() const { return load_f16(at + 32); }
+    template <int J>
+    i32x16 codes() const {
+      i32x16 low = nibble_codes<J>(at + kNibbles);
+      if constexpr (HasFifth)
+        return low | fifth_bits<J>(fifth);
+      else
+        return low;
+    }
+  };
+};
+using WeightQ4_0 = WeightLegacy<8, false, false>;
+using WeightQ4_1 = WeightLegacy<0, true, false>;
+using WeightQ5_0 = WeightLegacy<16, false, true>;
+using WeightQ5_1 = WeightLegacy<0, true, true>;
+
+// ---- 8 blocks with 6-bit sub-scales -----------------------------------------------------------
+
+template <bool HasFifth>
+struct WeightK {
+  static constexpr Dot kDot = Dot::Bytes;
+  static constexpr int kOffset = 0;
+  static constexpr bool kHasMin = true, kSmall = true, kTwoScales = false;
+  static constexpr int64_t kHead = 64 + 3 * 64;
+  static constexpr int64_t kBody = 256 + (HasFifth ? 64 : 0);
+  static constexpr int64_t kBlockBytes = (kHead + 8 * kBody) / 8;  // on average
+  struct Reader {
+    const uint8_t* head;    // of the current 8 blocks
+    const uint8_t* at;      // nibbles (after the fifth bits) of the current block
+    i32x16 scales, minima;  // four 6-bit numbers a lane, one a byte, the current one in byte 0
+    i32x16 fifth;
+    void open(const uint8_t* panel) { head = panel - kHead - 8 * kBody; }
+    void next(int64_t block) {
+      if (block % 8 == 0) {
+        head += kHead + 8 * kBody;
+        at = head + kHead;
+        scales = loadi(head + 64) & splati(0x3f3f3f3f);
+        minima = loadi(head + 128) & splati(0x3f3f3f3f);
+      } else {
+        at += kBody;
+        if (block % 8 == 4) {
+          i32x16 both = loadi(head + 192);
+          scales = nibbles_low(both) | (shr<2>(loadi(head + 64)) & splati(0x30303030));
+          minima = nibbles_high(both) | (shr<2>(loadi(head + 128)) & splati(0x30303030));
+        } else {
+          scales = shr<8>(scales);
+          minima = shr<8>(minima);
+        }
+      }
+      if constexpr (HasFifth) fifth = loadi(at);
+    }
+    f32x16 scale() const { return load_f16(head) * to_float(scales & splati(0xff)); }
+    f32x16 minimum() const {  // negated: weights are d·sc·code − dmin·mn
+      return (zero() - load_f16(head + 32)) * to_float(minima & splati(0xff));
+    }
+    template <int J>
+    i32x16 codes() const {
+      i32x16 low = nibble_codes<J>(at + (HasFifth ? 64 : 0));
+      if constexpr (HasFifth)
+        return low | fifth_bits<J>(fifth);
+      else
+        return low;
+    }
+  };
+};
+using WeightQ4_K = WeightK<false>;
+using WeightQ5_K = WeightK<true>;
+
+// ---- 8 blocks, an 8-bit scale per 16 k --------------------------------------------------------
+
+struct WeightQ6_K {
+  static constexpr Dot kDot = Dot::Bytes;
+  static constexpr int kOffset = 32;
+  static constexpr bool kHasMin = false, kSmall = true, kTwoScales = true;
+  static constexpr int64_t kBody = 32 + 128 + 256;
+  static constexpr int64_t kBlockBytes = (32 + 8 * kBody) / 8;  // on average
+  struct Reader {
+    const uint8_t* head;
+    const uint8_t* at;
+    void open(const uint8_t* panel) { head = panel - 32 - 8 * kBody; }
+    void next(int64_t block) {
+      if (block % 8 == 0) {
+        head += 32 + 8 * kBody;
+        at = head + 32;
+      } else {
+        at += kBody;
+      }
+    }
+    f32x16 scale() const { return load_f16(head); }
+    template <int Half>
+    i32x16 half_scale() const {
+      return load_s8(at + Half * 16);
+    }
+    template <int J>
+    i32x16 codes() const {
+      return nibble_codes<J>(at + 160) | upper_bits<J % 4>(loadi(at + 32 + J / 4 * 64));
+    }
+  };
+};
+
+}  // namespace HR_ISA
