@@ -35,7 +35,8 @@ class SamplingParams:
 
     n: number of samples of one prompt; they share the prompt's KV.
     temperature: 0 = greedy (argmax after bias and penalties, ties to the lowest id).
-    top_p: 1 or more = off; 0 = greedy, exactly as temperature 0. top_k: 0, −1 or ≥ vocabulary = off.
+    top_p: 1 or more = off; 0 = greedy, exactly as temperature 0.
+    top_k: 0, −1 or ≥ vocabulary = off.
     min_p: 0 = off. typical_p: 1 = off.
     repetition_penalty: divides positive and multiplies negative logits of ids seen in prompt or
         output; 1 = off. presence_penalty, frequency_penalty: subtracted for ids seen in the output

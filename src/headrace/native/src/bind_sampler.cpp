@@ -1,9 +1,215 @@
+// headrace.native._core: SamplerParams, SamplerState, sample, token_logprobs. Checks shapes and
+// ranges, releases the interpreter lock around the work, and returns numpy arrays and tuples.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
 
 #include "bind.h"
+#include "dispatch.h"
+#include "sampler.h"
 
 namespace headrace {
 
-void register_sampler(nb::module_& m) { (void)m; }
+namespace {
+
+using namespace headrace::sampling;
+
+using Logits = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Positions = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Pairs = std::vector<std::pair<int32_t, double>>;
+
+const Passes& choose_passes() {
+  const std::string isa = choose_kernels(std::nullopt).isa;
+  if (isa == "avx512bf16") return avx512bf16::sampler_passes();
+  if (isa == "avx512") return avx512::sampler_passes();
+  return avx2::sampler_passes();
+}
+
+// Kept between calls: fresh memory for a large vocabulary costs more than the draw itself.
+Scratch& thread_scratch() {
+  static thread_local Scratch scratch;
+  return scratch;
+}
+
+template <class T>
+nb::object array(std::vector<T> values) {
+  auto* owned = new std::vector<T>(std::move(values));
+  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(owned->data(), {owned->size()}, owner));
+}
+
+std::shared_ptr<Params> make_params(double temperature, int64_t top_k, double top_p, double min_p,
+                                    double typical_p, double repetition_penalty,
+                                    double presence_penalty, double frequency_penalty, Pairs bias,
+                                    std::optional<std::vector<int32_t>> allowed,
+                                    std::vector<int32_t> banned, int64_t min_tokens,
+                                    std::vector<int32_t> stop_ids, std::vector<int32_t> order,
+                                    int64_t num_logprobs, bool processed_logprobs, int64_t trace) {
+  auto p = std::make_shared<Params>();
+  p->temperature = temperature;
+  p->top_k = top_k;
+  p->top_p = top_p;
+  p->min_p = min_p;
+  p->typical_p = typical_p;
+  p->repetition_penalty = repetition_penalty;
+  p->presence_penalty = presence_penalty;
+  p->frequency_penalty = frequency_penalty;
+  p->bias = std::move(bias);
+  p->has_allowed = allowed.has_value();
+  if (allowed) p->allowed = std::move(*allowed);
+  p->banned = std::move(banned);
+  p->min_tokens = min_tokens;
+  p->stop_ids = std::move(stop_ids);
+  if (order.size() != kNumStages || order[0] != 0 || order[1] != 1)
+    throw std::invalid_argument("order must hold 0, 1 and then the stages 2 … 6 in any order");
+  unsigned named = 0;
+  for (int i = 0; i < kNumStages; ++i) {
+    if (order[i] < 0 || order[i] >= kNumStages || (named >> order[i] & 1u))
+      throw std::invalid_argument("order must hold each stage 0 … 6 once");
+    named |= 1u << order[i];
+    p->order[i] = static_cast<Stage>(order[i]);
+  }
+  p->num_logprobs = num_logprobs;
+  p->processed_logprobs = processed_logprobs;
+  p->trace = trace;
+  return p;
+}
+
+// (candidates, entropy, tail mass, [(id, probability)])
+nb::object snapshot(const Snapshot& s) {
+  return nb::make_tuple(s.num_candidates, s.entropy, s.tail_mass, nb::cast(s.top));
+}
+
+// None, or (model snapshot, [(stage, active, snapshot after it)])
+nb::object trace(const RowResult& r) {
+  if (!r.traced) return nb::none();
+  nb::list stages;
+  for (const StageRecord& s : r.stages)
+    stages.append(nb::make_tuple(static_cast<int>(s.stage), s.active, snapshot(s.after)));
+  return nb::make_tuple(snapshot(r.model), stages);
+}
+
+// (logprob, rank, [(id, logprob)])
+nb::object scored(const RowResult& r) { return nb::make_tuple(r.logprob, r.rank, nb::cast(r.top)); }
+
+int64_t check_ids(int64_t num_ids, size_t vocabulary) {
+  if (num_ids < 1 || num_ids > static_cast<int64_t>(vocabulary))
+    throw std::invalid_argument("num_ids = " + std::to_string(num_ids) +
+                                " is not in 1 … V = " + std::to_string(vocabulary));
+  return num_ids;
+}
+
+nb::tuple sample(Logits logits, const std::vector<SamplerState*>& states, Positions positions,
+                 int64_t num_ids) {
+  const size_t n = logits.shape(0), vocabulary = logits.shape(1);
+  if (states.size() != n || positions.shape(0) != n)
+    throw std::invalid_argument("logits has " + std::to_string(n) + " rows, states " +
+                                std::to_string(states.size()) + ", positions " +
+                                std::to_string(positions.shape(0)));
+  check_ids(num_ids, vocabulary);
+  for (size_t i = 0; i < n; ++i) {
+    if (states[i] == nullptr) throw std::invalid_argument("states holds None");
+    if (positions.data()[i] < 0 || positions.data()[i] > 0xffffffffll)
+      throw std::invalid_argument("a position is not in 0 … 2^32 - 1");
+  }
+  const Passes& passes = choose_passes();
+  std::vector<RowResult> results(n);
+  {
+    nb::gil_scoped_release release;
+    Scratch& scratch = thread_scratch();
+    for (size_t i = 0; i < n; ++i)
+      results[i] = sample_row(logits.data() + i * vocabulary, num_ids, *states[i],
+                              static_cast<uint32_t>(positions.data()[i]), passes, scratch);
+  }
+  std::vector<int32_t> tokens(n), status(n);
+  nb::list scores, traces;
+  for (size_t i = 0; i < n; ++i) {
+    const RowResult& r = results[i];
+    tokens[i] = r.token;
+    status[i] = static_cast<int32_t>(r.status);
+    const bool asked = states[i]->params().num_logprobs >= 0 && r.status == Status::Ok;
+    scores.append(asked ? scored(r) : nb::none());
+    traces.append(trace(r));
+  }
+  return nb::make_tuple(array(std::move(tokens)), array(std::move(status)), scores, traces);
+}
+
+nb::tuple token_logprobs(Logits logits, Ids targets, int64_t top_n, int64_t num_ids) {
+  const size_t n = logits.shape(0), vocabulary = logits.shape(1);
+  if (targets.shape(0) != n)
+    throw std::invalid_argument("logits has " + std::to_string(n) + " rows, targets " +
+                                std::to_string(targets.shape(0)));
+  check_ids(num_ids, vocabulary);
+  for (size_t i = 0; i < n; ++i)
+    if (targets.data()[i] < 0 || targets.data()[i] >= num_ids)
+      throw std::invalid_argument("targets holds id " + std::to_string(targets.data()[i]) +
+                                  ", outside 0 … " + std::to_string(num_ids - 1));
+  const Passes& passes = choose_passes();
+  std::vector<RowResult> results(n);
+  {
+    nb::gil_scoped_release release;
+    Scratch& scratch = thread_scratch();
+    for (size_t i = 0; i < n; ++i)
+      results[i] = score_row(logits.data() + i * vocabulary, num_ids, targets.data()[i], top_n,
+                             passes, scratch);
+  }
+  std::vector<int32_t> status(n);
+  nb::list scores;
+  for (size_t i = 0; i < n; ++i) {
+    status[i] = static_cast<int32_t>(results[i].status);
+    scores.append(results[i].status == Status::Ok ? scored(results[i]) : nb::none());
+  }
+  return nb::make_tuple(array(std::move(status)), scores);
+}
+
+}  // namespace
+
+void register_sampler(nb::module_& m) {
+  using namespace nb::literals;
+  nb::class_<Params>(m, "SamplerParams", "A request's sampling parameters, compiled; immutable.")
+      .def(nb::new_(&make_params), nb::kw_only(), "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a,
+           "typical_p"_a, "repetition_penalty"_a, "presence_penalty"_a, "frequency_penalty"_a,
+           "bias"_a, "allowed"_a.none(), "banned"_a, "min_tokens"_a, "stop_ids"_a, "order"_a,
+           "num_logprobs"_a, "processed_logprobs"_a, "trace"_a);
+  nb::class_<SamplerState>(m, "SamplerState", "Parameters, seed and token counts of one sample.")
+      .def(
+          "__init__",
+          [](SamplerState* self, std::shared_ptr<Params> params, uint64_t seed,
+             uint32_t sample_index, Ids prompt) {
+            new (self) SamplerState(std::move(params), seed, sample_index, prompt.data(),
+                                    static_cast<int64_t>(prompt.shape(0)));
+          },
+          "params"_a, "seed"_a, "sample_index"_a, "prompt"_a)
+      .def("accept", &SamplerState::accept, "token"_a, "Counts one output token.")
+      .def("fork", &SamplerState::fork, "sample_index"_a,
+           "The same request and history under another sample index.")
+      .def_prop_ro("seed", &SamplerState::seed)
+      .def_prop_ro("sample_index", &SamplerState::sample_index)
+      .def_prop_ro("num_output", &SamplerState::num_output);
+  m.def("sample", &sample, "logits"_a, "states"_a, "positions"_a, "num_ids"_a,
+        "One token per row: (tokens int32 [n], status int32 [n], scores, traces).");
+  m.def("token_logprobs", &token_logprobs, "logits"_a, "targets"_a, "top_n"_a, "num_ids"_a,
+        "The model's own log-probabilities of given tokens: (status int32 [n], scores).");
+  m.def(
+      "philox",
+      [](std::vector<uint32_t> counter, uint64_t key) {
+        if (counter.size() != 4) throw std::invalid_argument("counter must hold 4 words");
+        std::vector<uint32_t> out(4);
+        philox(counter.data(), key, out.data());
+        return out;
+      },
+      "counter"_a, "key"_a, "Philox4x32-10: four words.");
+  m.def("gumbel", [](uint32_t word) { return gumbel(word); }, "word"_a);
+  m.def("exp_nonpositive", [](double x) { return exp_nonpositive(x); }, "x"_a);
+  m.def("natural_log", [](double x) { return natural_log(x); }, "x"_a);
+}
 
 }  // namespace headrace

@@ -1,0 +1,132 @@
+// One token per row of logits: the stages of docs/sampling.md, then a keyed Gumbel-max draw.
+//
+// A draw depends on the row, the request's own parameters, seed, sample index and token counts, and
+// the absolute position of the token drawn; never on other rows. Float64 throughout; a row that
+// cannot be sampled gets a status, never a crash. No Python and no threads in here.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "sampler_passes.h"
+
+namespace headrace::sampling {
+
+enum class Stage : int32_t { Bias, Penalties, Temperature, TopK, Typical, TopP, MinP };
+constexpr int kNumStages = 7;
+
+// Checked by engine/params.py; ids outside the row's vocabulary are passed over here.
+struct Params {
+  double temperature = 1, top_p = 1, min_p = 0, typical_p = 1;
+  double repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
+  int64_t top_k = 0;  // ≤ 0 = off
+  std::vector<std::pair<int32_t, double>> bias;
+  bool has_allowed = false;
+  std::vector<int32_t> allowed, banned;
+  int64_t min_tokens = 0;
+  std::vector<int32_t> stop_ids;  // banned while fewer than min_tokens are out
+  std::array<Stage, kNumStages> order{};
+  int64_t num_logprobs = -1;  // −1 = none, k = the drawn token's and the k highest
+  bool processed_logprobs = false;
+  int64_t trace = 0;  // candidates named per stage; 0 = no trace
+
+  bool greedy() const { return temperature == 0 || top_p == 0; }
+  bool penalised() const {
+    return repetition_penalty != 1 || presence_penalty != 0 || frequency_penalty != 0;
+  }
+};
+
+// One sample of one request: what a draw depends on besides the logits.
+class SamplerState {
+ public:
+  SamplerState(std::shared_ptr<const Params> params, uint64_t seed, uint32_t sample_index,
+               const int32_t* prompt, int64_t prompt_length);
+
+  // Counts one output token. Call it once per token that stays in the output.
+  void accept(int32_t token);
+  // The same request and history under another sample index.
+  SamplerState fork(uint32_t sample_index) const;
+
+  struct Seen {
+    int32_t id;
+    bool in_prompt;
+    int64_t num_output;
+  };
+  const Params& params() const { return *params_; }
+  uint64_t seed() const { return seed_; }
+  uint32_t sample_index() const { return sample_index_; }
+  int64_t num_output() const { return num_output_; }
+  const std::vector<Seen>& seen() const { return seen_; }  // empty without penalties
+
+ private:
+  Seen& entry(int32_t token);
+
+  std::shared_ptr<const Params> params_;
+  uint64_t seed_;
+  uint32_t sample_index_;
+  int64_t num_output_ = 0;
+  std::vector<Seen> seen_;
+  std::unordered_map<int32_t, size_t> where_;
+};
+
+struct Candidate {
+  double logit;
+  int32_t id;
+};
+// The order of every sorted candidate list: logit descending, id ascending.
+static inline bool before(const Candidate& a, const Candidate& b) {
+  return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
+}
+
+// A distribution as a trace shows it.
+struct Snapshot {
+  int64_t num_candidates;
+  double entropy;                               // nats
+  double tail_mass;                             // probability of the candidates not named
+  std::vector<std::pair<int32_t, double>> top;  // id, probability
+};
+struct StageRecord {
+  Stage stage;
+  bool active;
+  Snapshot after;
+};
+
+enum class Status : int32_t {
+  Ok = 0,
+  NonFinite = 1,     // a NaN, a +infinity, or no finite logit
+  NoCandidates = 2,  // every finite logit is banned or not allowed
+};
+
+struct RowResult {
+  Status status = Status::Ok;
+  int32_t token = -1;
+  double logprob = 0;  // meaningful if logprobs were asked for, like rank and top
+  int64_t rank = 0;    // 1 = highest
+  std::vector<std::pair<int32_t, double>> top;  // id, logprob; descending
+  bool traced = false;
+  Snapshot model;  // before all stages
+  std::vector<StageRecord> stages;
+};
+
+// Scratch memory for one thread; grows to the vocabulary once.
+struct Scratch {
+  std::vector<double> logits, weights;
+  std::vector<Candidate> list;
+  std::vector<uint8_t> marks;
+};
+
+// Draws from row [num_ids]. Sets the standard float environment and restores it.
+RowResult sample_row(const float* row, int64_t num_ids, const SamplerState& state,
+                     uint32_t position, const Passes& passes, Scratch& scratch);
+
+// The model's own log-probability of `token` (rank and `top_n` highest with it) in row [num_ids].
+// Sets and restores the float environment too.
+RowResult score_row(const float* row, int64_t num_ids, int32_t token, int64_t top_n,
+                    const Passes& passes, Scratch& scratch);
+
+}  // namespace headrace::sampling
