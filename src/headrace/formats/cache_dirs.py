@@ -47,6 +47,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
+            os.fchmod(file.fileno(), 0o644)
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
