@@ -36,7 +36,7 @@ def dequantize_rows(tensor: HostTensor, rows: slice | npt.NDArray[np.integer]) -
     Rows are canonical (`row_order` applied). Ids must be in 0 … rows−1. Memory: the result and a
     bounded temporary, never the other rows.
     """
-    ids = np.arange(tensor.rows)[rows] if isinstance(rows, slice) else np.asarray(rows)
+    ids = np.arange(*rows.indices(tensor.rows)) if isinstance(rows, slice) else rows
     assert ids.ndim == 1
     assert ids.size == 0 or (ids.min() >= 0 and ids.max() < tensor.rows), "row id out of range"
     stored = ids if tensor.row_order is None else tensor.row_order[ids]
@@ -80,7 +80,7 @@ def _nibbles(packed: Bytes, group: int) -> Bytes:
 
 def _fifth_bits(packed: Bytes) -> Bytes:
     """Bit j of a little-endian word of 32, shifted to bit 4, as uint8 [n, 32]."""
-    return np.unpackbits(packed, axis=1, bitorder="little") << 4
+    return np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
 
 
 def _f32(blocks: Bytes) -> Floats:

@@ -55,7 +55,7 @@ def _half_bytes(scale: Floats) -> Bytes:
 
 def _pack_nibbles(codes: Bytes) -> Bytes:
     """Codes [n, 32] below 16 → bytes [n, 16]: number j low, number j+16 high."""
-    return (codes[:, :16] & 0x0F) | (codes[:, 16:] << 4)
+    return (codes[:, :16] & np.uint8(0x0F)) | (codes[:, 16:] << np.uint8(4))
 
 
 def _fifth_bits(codes: Bytes) -> Bytes:
