@@ -1,9 +1,385 @@
+// Python's view of pools and step programs. Every size is checked here; kernels trust it.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
+#include "arrays.h"
 #include "bind.h"
+#include "dispatch.h"
+#include "packed_weight.h"
+#include "program.h"
 
 namespace headrace {
 
-void register_program(nb::module_& m) { (void)m; }
+namespace {
+
+[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
+
+void expect(const char* op, const char* dimension, int64_t got, int64_t want) {
+  if (got != want)
+    refuse(std::string(op) + ": " + dimension + " is " + std::to_string(got) + ", not " +
+           std::to_string(want));
+}
+
+template <class Enum>
+Enum enumerator(const char* name, int value, Enum last) {
+  if (value < 0 || value > static_cast<int>(last))
+    refuse(std::string("there is no ") + name + " " + std::to_string(value));
+  return static_cast<Enum>(value);
+}
+
+void expect_rows(const char* op, const Matrix& a, const Matrix& b) {
+  expect(op, "kind of rows", static_cast<int64_t>(a.rows), static_cast<int64_t>(b.rows));
+}
+
+void expect_same(const char* op, const Matrix& a, const Matrix& b) {
+  expect_rows(op, a, b);
+  expect(op, "columns", a.columns, b.columns);
+}
+
+const float* vector(const char* name, const AnyArray& array, int64_t n) {
+  return elements<float>(array, name, {n});
+}
+
+// ---- recording ----------------------------------------------------------------------------------
+
+void add_embed(Program& p, const AnyArray& data, int format, int64_t k, bool by_position, Matrix out,
+               bool barrier) {
+  const Format f = enumerator("weight format", format, Format::Q6_K);
+  const uint8_t* bytes = elements<uint8_t>(data, "embed table", {kAnySize, kAnySize});
+  const int64_t n = static_cast<int64_t>(data.shape(0));
+  const int64_t row_bytes = static_cast<int64_t>(data.shape(1));
+  expect("embed", "out columns", out.columns, k);
+  expect("embed", "kind of rows", static_cast<int64_t>(out.rows), 0);
+  expect("embed", "table bytes per row", row_bytes, raw_row_bytes(f, k));
+  if (by_position)
+    p.limit_positions(n);
+  else
+    p.limit_tokens(n);
+  p.add(p.kernels().embed, EmbedArgs{{f, n, k, row_bytes, bytes}, by_position, out}, out.rows,
+        barrier);
+}
+
+void add_rms_norm(Program& p, Matrix x, Matrix out, const AnyArray& weight, float eps,
+                  int64_t groups, bool barrier) {
+  expect_same("rms_norm", x, out);
+  if (groups < 1 || x.columns % groups != 0)
+    refuse("rms_norm: " + std::to_string(x.columns) + " columns in " + std::to_string(groups) +
+           " groups");
+  p.add(p.kernels().rms_norm,
+        RmsNormArgs{x, out, vector("rms_norm weight", weight, x.columns / groups), eps, groups},
+        out.rows, barrier);
+}
+
+void add_layer_norm(Program& p, Matrix x, Matrix out, const AnyArray& weight, const AnyArray& bias,
+                    float eps, bool barrier) {
+  expect_same("layer_norm", x, out);
+  p.add(p.kernels().layer_norm,
+        LayerNormArgs{x, out, vector("layer_norm weight", weight, x.columns),
+                      vector("layer_norm bias", bias, x.columns), eps},
+        out.rows, barrier);
+}
+
+void add_prepare(Program& p, Matrix x, int kind, int buffer, bool barrier) {
+  const ActivationKind k = enumerator("activation kind", kind, ActivationKind::Int8);
+  const int64_t row_bytes = p.kernels().activation_row_bytes(k, x.columns);
+  std::byte* out = p.buffer(buffer, row_bytes * p.capacity(x.rows));
+  p.add(p.kernels().prepare, PrepareArgs{x, k, out, row_bytes}, x.rows, barrier);
+}
+
+void add_matmul(Program& p, const PackedWeight& weight, int buffer, int kind,
+                const std::optional<AnyArray>& bias, Matrix out, bool barrier) {
+  const ActivationKind k = enumerator("activation kind", kind, ActivationKind::Int8);
+  const int64_t row_bytes = p.kernels().activation_row_bytes(k, weight.matrix.k);
+  const std::byte* activations = p.buffer(buffer, row_bytes * p.capacity(out.rows));
+  expect("matmul", "out columns", out.columns, weight.matrix.n);
+  const float* b = bias ? vector("matmul bias", *bias, weight.matrix.n) : nullptr;
+  const MatmulArgs args{weight.matrix, activations, row_bytes, b, out};
+  p.add(p.kernels().matmul, args, out.rows, barrier,
+        p.kernels().matmul_workspace(args, p.limits()));
+}
+
+void add_rope(Program& p, Matrix x, Matrix out, int64_t heads, RopeTable* table, bool interleaved,
+              bool barrier) {
+  expect_same("rope", x, out);
+  expect("rope", "kind of rows", static_cast<int64_t>(x.rows), 0);
+  const int64_t rotary = 2 * table->columns();
+  if (heads < 1 || x.columns % heads != 0 || rotary > x.columns / heads)
+    refuse("rope: " + std::to_string(x.columns) + " columns in " + std::to_string(heads) +
+           " heads, of which " + std::to_string(rotary) + " turn");
+  p.limit_positions(table->max_positions());
+  p.add(p.kernels().rope, RopeArgs{x, out, heads, rotary, interleaved, table->cos(), table->sin()},
+        out.rows, barrier);
+}
+
+void check_layer(const char* op, const KVGroup& group, int64_t layer) {
+  if (layer < 0 || layer >= group.layers)
+    refuse(std::string(op) + ": layer " + std::to_string(layer) + " of a KV group of " +
+           std::to_string(group.layers));
+}
+
+void add_kv_write(Program& p, Matrix k, Matrix v, int64_t group, int64_t layer, bool barrier) {
+  const KVGroup& g = p.group(group);
+  check_layer("kv_write", g, layer);
+  expect_rows("kv_write", k, v);
+  expect("kv_write", "kind of rows", static_cast<int64_t>(k.rows), 0);
+  expect("kv_write", "key columns", k.columns, g.memory.kv_heads * g.memory.k_dim);
+  expect("kv_write", "value columns", v.columns, g.memory.kv_heads * g.memory.v_dim);
+  p.add(p.kernels().kv_write, KVWriteArgs{k, v, &g.memory, group, layer}, k.rows, barrier);
+}
+
+void add_attend(Program& p, Matrix q, Matrix out, int64_t group, int64_t layer, int64_t heads,
+                float scale, int64_t window, float soft_cap, bool barrier) {
+  KVGroup& g = p.group(group);
+  check_layer("attend", g, layer);
+  expect_rows("attend", q, out);
+  expect("attend", "kind of rows", static_cast<int64_t>(q.rows), 0);
+  if (heads < 1 || heads % g.memory.kv_heads != 0)
+    refuse("attend: " + std::to_string(heads) + " heads on " + std::to_string(g.memory.kv_heads) +
+           " KV heads");
+  expect("attend", "query columns", q.columns, heads * g.memory.k_dim);
+  expect("attend", "out columns", out.columns, heads * g.memory.v_dim);
+  if (window < 0) refuse("attend: window " + std::to_string(window));
+  const bool full = window == 0 || g.window == 0;
+  g.window = full ? 0 : std::max(g.window, window);
+  const AttendArgs args{q, out, &g.memory, group, layer, heads, scale, window, soft_cap};
+  p.add(p.kernels().attend, args, out.rows, barrier,
+        p.kernels().attend_workspace(args, p.limits()));
+}
+
+void add_gated(Program& p, Matrix gate, Matrix up, Matrix out, int kind, bool barrier) {
+  expect_same("gated", gate, up);
+  expect_same("gated", gate, out);
+  p.add(p.kernels().gated,
+        GatedArgs{gate, up, out, enumerator("gate", kind, GateKind::GeluTanh)}, out.rows, barrier);
+}
+
+void add_unary(Program& p, const std::string& kind, Matrix x, Matrix out, float value,
+               bool barrier) {
+  expect_same(kind.c_str(), x, out);
+  const KernelTable& t = p.kernels();
+  const OpFn<UnaryArgs> kernel = kind == "gelu"       ? t.gelu
+                                 : kind == "scale"    ? t.scale
+                                 : kind == "soft_cap" ? t.soft_cap
+                                 : kind == "copy"     ? t.copy
+                                                      : nullptr;
+  if (kernel == nullptr) refuse("there is no unary op '" + kind + "'");
+  p.add(kernel, UnaryArgs{x, out, value}, out.rows, barrier);
+}
+
+void add_add(Program& p, Matrix a, Matrix b, Matrix out, bool barrier) {
+  expect_same("add", a, b);
+  expect_same("add", a, out);
+  p.add(p.kernels().add, BinaryArgs{a, b, out}, out.rows, barrier);
+}
+
+void add_rows(Program& p, Matrix x, Matrix out, bool barrier) {
+  expect("rows", "columns", out.columns, x.columns);
+  expect("rows", "kind of rows of x", static_cast<int64_t>(x.rows), 0);
+  if (out.rows == RowKind::Tokens) refuse("rows: out has all tokens' rows");
+  p.add(p.kernels().rows, RowsArgs{x, out}, out.rows, barrier);
+}
+
+// ---- running ------------------------------------------------------------------------------------
+
+using GroupArrays = std::vector<std::tuple<AnyArray, AnyArray, AnyArray>>;
+
+struct BoundProgram : Program {
+  using Program::Program;
+  int64_t last_tokens = 0;  // rows of the step whose values the buffers hold; 0 = none
+};
+
+GroupStep group_step(size_t g, const AnyArray& slots, const AnyArray& tables, const AnyArray& first,
+                     const Step& step) {
+  const std::string where = "groups[" + std::to_string(g) + "].";
+  GroupStep out;
+  out.slots = elements<int32_t>(slots, (where + "slots").c_str(), {step.num_tokens});
+  out.block_tables = elements<int32_t>(tables, (where + "block_tables").c_str(),
+                                       {step.num_requests, kAnySize});
+  out.first_pos = elements<int32_t>(first, (where + "first_pos").c_str(), {step.num_requests});
+  out.table_columns = static_cast<int64_t>(tables.shape(1));
+  return out;
+}
+
+void run_step(BoundProgram& p, const AnyArray& tokens, const AnyArray& positions,
+              const AnyArray& spans, const AnyArray& context_lens, const AnyArray& logit_rows,
+              const AnyArray& prompt_rows, nb::tuple groups) {
+  Step step{};
+  step.tokens = elements<int32_t>(tokens, "tokens", {kAnySize});
+  step.num_tokens = static_cast<int64_t>(tokens.shape(0));
+  step.positions = elements<int32_t>(positions, "positions", {1, step.num_tokens});
+  step.context_lens = elements<int32_t>(context_lens, "context_lens", {kAnySize});
+  step.num_requests = static_cast<int64_t>(context_lens.shape(0));
+  step.spans = elements<int32_t>(spans, "spans", {step.num_requests + 1});
+  step.rows[1] = elements<int32_t>(logit_rows, "logit_rows", {kAnySize});
+  step.rows[2] = elements<int32_t>(prompt_rows, "prompt_rows", {kAnySize});
+  step.num_rows[0] = step.num_tokens;
+  step.num_rows[1] = static_cast<int64_t>(logit_rows.shape(0));
+  step.num_rows[2] = static_cast<int64_t>(prompt_rows.shape(0));
+  expect("run", "number of groups", static_cast<int64_t>(groups.size()), p.num_groups());
+  std::vector<GroupStep> group_steps;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const auto [slots, tables, first] =
+        nb::cast<std::tuple<AnyArray, AnyArray, AnyArray>>(groups[g]);
+    group_steps.push_back(group_step(g, slots, tables, first, step));
+  }
+  step.groups = group_steps.data();
+  p.check(step);
+  p.last_tokens = step.num_tokens;
+  nb::gil_scoped_release unlocked;
+  p.run(0, step);
+}
+
+void run_rows(BoundProgram& p, const AnyArray& rows) {
+  Step step{};
+  if (p.last_tokens == 0) refuse("no step has run yet");
+  step.rows[2] = elements<int32_t>(rows, "prompt_rows", {kAnySize});
+  step.num_rows[2] = static_cast<int64_t>(rows.shape(0));
+  for (int64_t i = 0; i < step.num_rows[2]; ++i)
+    if (step.rows[2][i] < 0 || step.rows[2][i] >= p.last_tokens)
+      refuse("prompt_rows[" + std::to_string(i) + "] = " + std::to_string(step.rows[2][i]) +
+             " is not a row of the last step");
+  nb::gil_scoped_release unlocked;
+  p.run(1, step);
+}
+
+nb::ndarray<nb::numpy, float> matrix_array(nb::handle self, const Matrix& matrix) {
+  const Program& p = nb::cast<const BoundProgram&>(self);
+  const size_t shape[2] = {static_cast<size_t>(p.capacity(matrix.rows)),
+                           static_cast<size_t>(matrix.columns)};
+  const int64_t strides[2] = {matrix.stride, 1};
+  return nb::ndarray<nb::numpy, float>(matrix.data, 2, shape, self, strides);
+}
+
+// Pages of a group as [layers, blocks, bytes per block]; layout in step.h.
+nb::ndarray<nb::numpy, uint8_t> kv_bytes(nb::handle self, int64_t group) {
+  const KVGroup& g = nb::cast<const BoundProgram&>(self).group(group);
+  if (g.memory.base == nullptr) refuse("KV memory is not allocated");
+  const size_t shape[3] = {static_cast<size_t>(g.layers), static_cast<size_t>(g.memory.num_blocks),
+                           static_cast<size_t>(g.memory.block_stride)};
+  return nb::ndarray<nb::numpy, uint8_t>(g.memory.base, 3, shape, self);
+}
+
+void register_recording(nb::class_<BoundProgram>& c) {
+  const auto after = [](bool) { return nb::arg("barrier"); };
+  c.def("add_buffer", &BoundProgram::add_buffer, nb::arg("bytes"),
+        "Address space of `bytes`; returns its number.")
+      .def("add_group", &BoundProgram::add_group, nb::arg("layers"), nb::arg("kv_heads"),
+           nb::arg("k_dim"), nb::arg("v_dim"))
+      .def(
+          "matrix",
+          [](BoundProgram& p, int buffer, int rows, int64_t columns, int64_t stride,
+             int64_t offset) {
+            return p.matrix(buffer, enumerator("kind of rows", rows, RowKind::PromptRows), columns,
+                            stride, offset);
+          },
+          nb::arg("buffer"), nb::arg("rows"), nb::arg("columns"), nb::arg("stride"),
+          nb::arg("offset"), "A float32 matrix [rows, columns] in a buffer, in floats.")
+      .def(
+          "rope_table",
+          [](BoundProgram& p, const std::vector<double>& frequencies, int64_t max_positions) {
+            return p.keep(std::make_unique<RopeTable>(frequencies, max_positions));
+          },
+          nb::rv_policy::reference_internal, nb::arg("frequencies"), nb::arg("max_positions"))
+      .def("capacity",
+           [](BoundProgram& p, int rows) {
+             return p.capacity(enumerator("kind of rows", rows, RowKind::PromptRows));
+           })
+      .def("activation_row_bytes",
+           [](BoundProgram& p, int kind, int64_t k) {
+             return p.kernels().activation_row_bytes(
+                 enumerator("activation kind", kind, ActivationKind::Int8), k);
+           })
+      .def("end_segment", &BoundProgram::end_segment)
+      .def("finish", &BoundProgram::finish);
+  (void)after;
+}
+
+void register_ops(nb::class_<BoundProgram>& c) {
+  const nb::arg barrier("barrier");
+  c.def("embed", &add_embed, nb::keep_alive<1, 2>(), nb::arg("table"), nb::arg("format"),
+        nb::arg("k"), nb::arg("by_position"), nb::arg("out"), barrier)
+      .def("rms_norm", &add_rms_norm, nb::keep_alive<1, 4>(), nb::arg("x"), nb::arg("out"),
+           nb::arg("weight"), nb::arg("eps"), nb::arg("groups"), barrier)
+      .def("layer_norm", &add_layer_norm, nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(),
+           nb::arg("x"), nb::arg("out"), nb::arg("weight"), nb::arg("bias"), nb::arg("eps"),
+           barrier)
+      .def("prepare", &add_prepare, nb::arg("x"), nb::arg("kind"), nb::arg("buffer"), barrier)
+      .def("matmul", &add_matmul, nb::keep_alive<1, 2>(), nb::keep_alive<1, 5>(),
+           nb::arg("weight"), nb::arg("buffer"), nb::arg("kind"), nb::arg("bias").none(),
+           nb::arg("out"), barrier)
+      .def("rope", &add_rope, nb::arg("x"), nb::arg("out"), nb::arg("heads"), nb::arg("table"),
+           nb::arg("interleaved"), barrier)
+      .def("kv_write", &add_kv_write, nb::arg("k"), nb::arg("v"), nb::arg("group"),
+           nb::arg("layer"), barrier)
+      .def("attend", &add_attend, nb::arg("q"), nb::arg("out"), nb::arg("group"), nb::arg("layer"),
+           nb::arg("heads"), nb::arg("scale"), nb::arg("window"), nb::arg("soft_cap"), barrier)
+      .def("gated", &add_gated, nb::arg("gate"), nb::arg("up"), nb::arg("out"), nb::arg("kind"),
+           barrier)
+      .def("unary", &add_unary, nb::arg("kind"), nb::arg("x"), nb::arg("out"), nb::arg("value"),
+           barrier)
+      .def("add", &add_add, nb::arg("a"), nb::arg("b"), nb::arg("out"), barrier)
+      .def("rows", &add_rows, nb::arg("x"), nb::arg("out"), barrier);
+}
+
+void register_running(nb::class_<BoundProgram>& c) {
+  c.def(
+       "allocate_kv",
+       [](BoundProgram& p, const std::vector<int64_t>& num_blocks, int64_t block_size, int format) {
+         p.allocate_kv(num_blocks, block_size, enumerator("KV format", format, KVFormat::F16));
+       },
+       nb::arg("num_blocks"), nb::arg("block_size"), nb::arg("format"))
+      .def("copy_block", &BoundProgram::copy_block, nb::arg("group"), nb::arg("source"),
+           nb::arg("destination"))
+      .def("run", &run_step, nb::arg("tokens"), nb::arg("positions"), nb::arg("spans"),
+           nb::arg("context_lens"), nb::arg("logit_rows"), nb::arg("prompt_rows"),
+           nb::arg("groups"),
+           "Runs segment 0 on int32 arrays (ops/batch.py); groups: a tuple of (slots, block_tables, "
+           "first_pos) per KV group. ValueError names what does not fit.")
+      .def("run_rows", &run_rows, nb::arg("prompt_rows"),
+           "Runs segment 1 for at most 64 rows of the step just run.")
+      .def("array", &matrix_array, nb::arg("matrix"),
+           "A matrix as a numpy view [capacity, columns] of its buffer.")
+      .def("kv_bytes", &kv_bytes, nb::arg("group"), "uint8 view [layers, blocks, bytes of a block].")
+      .def("profile", &BoundProgram::profile, nb::arg("on"))
+      .def_prop_ro("op_seconds", &BoundProgram::op_seconds)
+      .def_prop_ro("num_ops", &BoundProgram::num_ops)
+      .def_prop_ro("isa", [](BoundProgram& p) { return std::string(p.kernels().isa); });
+}
+
+}  // namespace
+
+void register_program(nb::module_& m) {
+  nb::class_<Pool>(m, "Pool", "Worker threads that run step programs.")
+      .def(nb::init<int>(), nb::arg("num_threads"))
+      .def_prop_ro("num_threads", &Pool::count);
+  nb::class_<Matrix>(m, "Matrix").def_ro("columns", &Matrix::columns);
+  nb::class_<RopeTable>(m, "RopeTable")
+      .def(
+          "rows",
+          [](RopeTable& table, int64_t positions) {
+            table.ensure(positions);
+            const size_t n = static_cast<size_t>(positions * table.columns());
+            return nb::make_tuple(std::vector<float>(table.cos(), table.cos() + n),
+                                  std::vector<float>(table.sin(), table.sin() + n));
+          },
+          nb::arg("positions"), "Cosines and sines of positions 0 …, flat.");
+  nb::class_<BoundProgram> program(m, "Program", "A recorded model: ops over fixed buffers.");
+  program.def(
+      "__init__",
+      [](BoundProgram* self, std::shared_ptr<Pool> pool, std::optional<std::string> isa,
+         int64_t max_tokens, int64_t max_requests, int64_t max_context) {
+        const Limits limits{max_tokens, max_requests, max_context, pool->count()};
+        new (self) BoundProgram(pool, choose_kernels(isa), limits);
+      },
+      nb::arg("pool"), nb::arg("isa").none(), nb::arg("max_tokens"), nb::arg("max_requests"),
+      nb::arg("max_context"));
+  register_recording(program);
+  register_ops(program);
+  register_running(program);
+}
 
 }  // namespace headrace
