@@ -40,14 +40,30 @@ void expect_same(const char* op, const Matrix& a, const Matrix& b) {
   expect(op, "columns", a.columns, b.columns);
 }
 
+// Bytes of a row of k numbers as files have it; 0 where k does not fill whole blocks.
+int64_t raw_row_bytes(Format format, int64_t k) {
+  struct Geometry {
+    int64_t numbers, bytes;
+  };
+  constexpr Geometry geometry[] = {{1, 4},   {1, 2},   {1, 2},     {32, 18},   {32, 20},  {32, 22},
+                                   {32, 24}, {32, 34}, {256, 144}, {256, 176}, {256, 210}};
+  const Geometry g = geometry[static_cast<int>(format)];
+  return k % g.numbers == 0 ? k / g.numbers * g.bytes : 0;
+}
+
+ActivationKind activation_kind(Format format) {
+  if (format == Format::F32 || format == Format::F16) return ActivationKind::F32;
+  return format == Format::BF16 ? ActivationKind::BF16 : ActivationKind::Int8;
+}
+
 const float* vector(const char* name, const AnyArray& array, int64_t n) {
   return elements<float>(array, name, {n});
 }
 
 // ---- recording ----------------------------------------------------------------------------------
 
-void add_embed(Program& p, const AnyArray& data, int format, int64_t k, bool by_position, Matrix out,
-               bool barrier) {
+void add_embed(Program& p, const AnyArray& data, int format, int64_t k, bool by_position,
+               Matrix out, bool barrier) {
   const Format f = enumerator("weight format", format, Format::Q6_K);
   const uint8_t* bytes = elements<uint8_t>(data, "embed table", {kAnySize, kAnySize});
   const int64_t n = static_cast<int64_t>(data.shape(0));
@@ -90,9 +106,9 @@ void add_prepare(Program& p, Matrix x, int kind, int buffer, bool barrier) {
   p.add(p.kernels().prepare, PrepareArgs{x, k, out, row_bytes}, x.rows, barrier);
 }
 
-void add_matmul(Program& p, const PackedWeight& weight, int buffer, int kind,
+void add_matmul(Program& p, const PackedWeight& weight, int buffer,
                 const std::optional<AnyArray>& bias, Matrix out, bool barrier) {
-  const ActivationKind k = enumerator("activation kind", kind, ActivationKind::Int8);
+  const ActivationKind k = activation_kind(weight.matrix.format);
   const int64_t row_bytes = p.kernels().activation_row_bytes(k, weight.matrix.k);
   const std::byte* activations = p.buffer(buffer, row_bytes * p.capacity(out.rows));
   expect("matmul", "out columns", out.columns, weight.matrix.n);
@@ -153,8 +169,8 @@ void add_attend(Program& p, Matrix q, Matrix out, int64_t group, int64_t layer, 
 void add_gated(Program& p, Matrix gate, Matrix up, Matrix out, int kind, bool barrier) {
   expect_same("gated", gate, up);
   expect_same("gated", gate, out);
-  p.add(p.kernels().gated,
-        GatedArgs{gate, up, out, enumerator("gate", kind, GateKind::GeluTanh)}, out.rows, barrier);
+  p.add(p.kernels().gated, GatedArgs{gate, up, out, enumerator("gate", kind, GateKind::GeluTanh)},
+        out.rows, barrier);
 }
 
 void add_unary(Program& p, const std::string& kind, Matrix x, Matrix out, float value,
@@ -197,8 +213,8 @@ GroupStep group_step(size_t g, const AnyArray& slots, const AnyArray& tables, co
   const std::string where = "groups[" + std::to_string(g) + "].";
   GroupStep out;
   out.slots = elements<int32_t>(slots, (where + "slots").c_str(), {step.num_tokens});
-  out.block_tables = elements<int32_t>(tables, (where + "block_tables").c_str(),
-                                       {step.num_requests, kAnySize});
+  out.block_tables =
+      elements<int32_t>(tables, (where + "block_tables").c_str(), {step.num_requests, kAnySize});
   out.first_pos = elements<int32_t>(first, (where + "first_pos").c_str(), {step.num_requests});
   out.table_columns = static_cast<int64_t>(tables.shape(1));
   return out;
@@ -264,7 +280,6 @@ nb::ndarray<nb::numpy, uint8_t> kv_bytes(nb::handle self, int64_t group) {
 }
 
 void register_recording(nb::class_<BoundProgram>& c) {
-  const auto after = [](bool) { return nb::arg("barrier"); };
   c.def("add_buffer", &BoundProgram::add_buffer, nb::arg("bytes"),
         "Address space of `bytes`; returns its number.")
       .def("add_group", &BoundProgram::add_group, nb::arg("layers"), nb::arg("kv_heads"),
@@ -295,7 +310,6 @@ void register_recording(nb::class_<BoundProgram>& c) {
            })
       .def("end_segment", &BoundProgram::end_segment)
       .def("finish", &BoundProgram::finish);
-  (void)after;
 }
 
 void register_ops(nb::class_<BoundProgram>& c) {
@@ -308,9 +322,8 @@ void register_ops(nb::class_<BoundProgram>& c) {
            nb::arg("x"), nb::arg("out"), nb::arg("weight"), nb::arg("bias"), nb::arg("eps"),
            barrier)
       .def("prepare", &add_prepare, nb::arg("x"), nb::arg("kind"), nb::arg("buffer"), barrier)
-      .def("matmul", &add_matmul, nb::keep_alive<1, 2>(), nb::keep_alive<1, 5>(),
-           nb::arg("weight"), nb::arg("buffer"), nb::arg("kind"), nb::arg("bias").none(),
-           nb::arg("out"), barrier)
+      .def("matmul", &add_matmul, nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>(), nb::arg("weight"),
+           nb::arg("buffer"), nb::arg("bias").none(), nb::arg("out"), barrier)
       .def("rope", &add_rope, nb::arg("x"), nb::arg("out"), nb::arg("heads"), nb::arg("table"),
            nb::arg("interleaved"), barrier)
       .def("kv_write", &add_kv_write, nb::arg("k"), nb::arg("v"), nb::arg("group"),
@@ -334,16 +347,17 @@ void register_running(nb::class_<BoundProgram>& c) {
        nb::arg("num_blocks"), nb::arg("block_size"), nb::arg("format"))
       .def("copy_block", &BoundProgram::copy_block, nb::arg("group"), nb::arg("source"),
            nb::arg("destination"))
-      .def("run", &run_step, nb::arg("tokens"), nb::arg("positions"), nb::arg("spans"),
-           nb::arg("context_lens"), nb::arg("logit_rows"), nb::arg("prompt_rows"),
-           nb::arg("groups"),
-           "Runs segment 0 on int32 arrays (ops/batch.py); groups: a tuple of (slots, block_tables, "
-           "first_pos) per KV group. ValueError names what does not fit.")
+      .def(
+          "run", &run_step, nb::arg("tokens"), nb::arg("positions"), nb::arg("spans"),
+          nb::arg("context_lens"), nb::arg("logit_rows"), nb::arg("prompt_rows"), nb::arg("groups"),
+          "Runs segment 0 on int32 arrays (ops/batch.py); groups: a tuple of (slots, block_tables, "
+          "first_pos) per KV group. ValueError names what does not fit.")
       .def("run_rows", &run_rows, nb::arg("prompt_rows"),
            "Runs segment 1 for at most 64 rows of the step just run.")
       .def("array", &matrix_array, nb::arg("matrix"),
            "A matrix as a numpy view [capacity, columns] of its buffer.")
-      .def("kv_bytes", &kv_bytes, nb::arg("group"), "uint8 view [layers, blocks, bytes of a block].")
+      .def("kv_bytes", &kv_bytes, nb::arg("group"),
+           "uint8 view [layers, blocks, bytes of a block].")
       .def("profile", &BoundProgram::profile, nb::arg("on"))
       .def_prop_ro("op_seconds", &BoundProgram::op_seconds)
       .def_prop_ro("num_ops", &BoundProgram::num_ops)

@@ -266,7 +266,6 @@ void Program::run(int segment, const Step& step) {
       }
     }
   });
-  running_.store(false);
 }
 
 void Program::profile(bool on) { op_seconds_.assign(on ? static_cast<size_t>(num_ops()) : 0, 0.0); }

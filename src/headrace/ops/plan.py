@@ -1,0 +1,223 @@
+"""Memory plan of a fused program: which buffer each value lies in, and where workers must meet.
+
+Three rules, applied in order:
+1. An element-wise op writes over its first input where nobody reads that input afterwards.
+2. Buffers are reused once the last reader of what they held is done (liveness). Outputs stay.
+3. A barrier stands before an op that touches memory which an op since the last barrier wrote, or
+   writes memory which such an op reads.
+
+With keep=True rules 1 and 2 are off: every value has its own buffer and can be read after a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headrace.ops.recording import (
+    Add,
+    Attend,
+    Gated,
+    KVWrite,
+    Op,
+    Prepared,
+    Recording,
+    Rope,
+    Unary,
+    Value,
+)
+
+Bytes = Callable[[Value | Prepared], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A value's memory: columns offset … of rows `stride` floats apart (prepared: both 0)."""
+
+    buffer: int
+    offset: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """buffers: bytes of each. places: value id → memory. barriers[s][i]: meet before op i of
+    segment s."""
+
+    buffers: tuple[int, ...]
+    places: dict[int, Place]
+    barriers: tuple[tuple[bool, ...], ...]
+
+
+def plan(recording: Recording, size: Bytes, *, keep: bool = False) -> Plan:
+    """size: bytes of the largest step's memory of a value that has its own."""
+    ops = tuple(recording.ops())
+    pinned = {v.storage for outputs in recording.outputs for v in outputs.values()}
+    owners = _owners(ops)
+    homes = {} if keep else _in_place(ops, pinned)
+    buffers, assigned = _assign(ops, owners, homes, pinned, size, keep=keep)
+    places = {}
+    for value in _values(ops, recording):
+        if isinstance(value, Prepared):
+            places[value.id] = Place(assigned[value.id], 0, 0)
+        else:
+            root, offset = _home(homes, value.storage)
+            owner = owners[root]
+            assert isinstance(owner, Value)
+            stride = row_stride(owner, output=root in pinned)
+            places[value.id] = Place(assigned[root], offset + value.offset, stride)
+    barriers = tuple(_barriers(segment, places) for segment in recording.segments)
+    return Plan(tuple(buffers), places, barriers)
+
+
+def row_stride(value: Value, *, output: bool) -> int:
+    """Floats from one row to the next: whole cache lines; outputs are dense."""
+    return value.columns if output else -(-value.columns // 16) * 16
+
+
+def _values(ops: Sequence[Op], recording: Recording) -> list[Value | Prepared]:
+    found = [v for op in ops for v in (*op.inputs, op.output) if v is not None]
+    return found + [v for outputs in recording.outputs for v in outputs.values()]
+
+
+def _owners(ops: Sequence[Op]) -> dict[int, Value | Prepared]:
+    """Storage id → the value that is all of it (the widest view where it is written in parts)."""
+    owners: dict[int, Value | Prepared] = {}
+    for op in ops:
+        for v in (*op.inputs, op.output):
+            if isinstance(v, Prepared):
+                owners[v.id] = v
+            elif v is not None:
+                end = v.offset + v.columns
+                known = owners.get(v.storage)
+                if known is None or known.columns < end:
+                    owners[v.storage] = Value(v.storage, v.rows, end, v.storage, 0)
+    return owners
+
+
+def _home(homes: dict[int, tuple[int, int]], storage: int) -> tuple[int, int]:
+    """Follows in-place writes to the storage that has memory: (storage, column offset)."""
+    offset = 0
+    while storage in homes:
+        storage, more = homes[storage]
+        offset += more
+    return storage, offset
+
+
+def _in_place(ops: Sequence[Op], pinned: set[int]) -> dict[int, tuple[int, int]]:
+    """storage of an op's output → (storage, offset) of the input it overwrites."""
+    reads: dict[int, list[tuple[int, Value]]] = {}
+    for i, op in enumerate(ops):
+        for v in op.inputs:
+            if isinstance(v, Value):
+                reads.setdefault(v.storage, []).append((i, v))
+    homes: dict[int, tuple[int, int]] = {}
+    for i, op in enumerate(ops):
+        out = op.output
+        if not isinstance(out, Value) or out.storage != out.id or out.storage in pinned:
+            continue
+        for x in _overwritable(op):
+            later = (v for j, v in reads[x.storage] if j > i)
+            now = (v for j, v in reads[x.storage] if j == i and v != x)
+            if x.storage in pinned or any(v.overlaps(x) for v in (*later, *now)):
+                continue
+            homes[out.storage] = (x.storage, x.offset)
+            break
+    return homes
+
+
+def _overwritable(op: Op) -> tuple[Value, ...]:
+    """Inputs that the op's kernel may write its output over, the best first."""
+    match op:
+        case Rope(x=x) | Unary(x=x):
+            return (x,)
+        case Add(a=a, b=b):
+            return (a, b)
+        case Gated(gate=gate):
+            return (gate,)
+        case _:
+            return ()
+
+
+def _assign(
+    ops: Sequence[Op],
+    owners: dict[int, Value | Prepared],
+    homes: dict[int, tuple[int, int]],
+    pinned: set[int],
+    size: Bytes,
+    *,
+    keep: bool,
+) -> tuple[list[int], dict[int, int]]:
+    """Buffers by liveness: (bytes of each, storage with memory → buffer)."""
+
+    def root(v: Value | Prepared) -> int:
+        return v.id if isinstance(v, Prepared) else _home(homes, v.storage)[0]
+
+    last = {root(v): i for i, op in enumerate(ops) for v in (*op.inputs, op.output) if v}
+    forever = pinned | {_home(homes, s)[0] for s in pinned}
+    buffers: list[int] = []
+    assigned: dict[int, int] = {}
+    free: list[int] = []  # least recently freed first
+    for i, op in enumerate(ops):
+        out = op.output
+        if out is not None and root(out) not in assigned:
+            need = size(owners[root(out)])
+            fitting = [b for b in free if buffers[b] >= need]
+            if fitting:
+                chosen = min(fitting, key=lambda b: buffers[b])
+                free.remove(chosen)
+            else:
+                chosen = len(buffers)
+                buffers.append(need)
+            assigned[root(out)] = chosen
+        if keep:
+            continue
+        for r in {root(v) for v in (*op.inputs, out) if v}:
+            if last[r] == i and r not in forever:
+                free.append(assigned[r])
+    return buffers, assigned
+
+
+#: Touched memory: (buffer, first column, end, stride) or ("kv", group, place, 0).
+_Region = tuple[int | str, int, int, int]
+
+
+def _regions(op: Op, places: dict[int, Place]) -> tuple[list[_Region], list[_Region]]:
+    """What an op reads and what it writes."""
+
+    def region(v: Value | Prepared) -> _Region:
+        place = places[v.id]
+        return (place.buffer, place.offset, place.offset + v.columns, place.stride)
+
+    reads = [region(v) for v in op.inputs]
+    writes = [] if op.output is None else [region(op.output)]
+    if isinstance(op, KVWrite):
+        writes.append(("kv", op.group, op.place, 0))
+    if isinstance(op, Attend):
+        reads.append(("kv", op.group, op.place, 0))
+    return reads, writes
+
+
+def _meet(a: _Region, b: _Region) -> bool:
+    if a[0] != b[0]:
+        return False
+    if a[0] == "kv":
+        return a == b
+    return a[3] != b[3] or a[3] == 0 or (a[1] < b[2] and b[1] < a[2])
+
+
+def _barriers(ops: Sequence[Op], places: dict[int, Place]) -> tuple[bool, ...]:
+    barriers = []
+    read: list[_Region] = []
+    written: list[_Region] = []
+    for op in ops:
+        reads, writes = _regions(op, places)
+        needed = any(_meet(a, b) for a in (*reads, *writes) for b in written) or any(
+            _meet(a, b) for a in writes for b in read
+        )
+        if needed:
+            read, written = [], []
+        read += reads
+        written += writes
+        barriers.append(needed)
+    return tuple(barriers)
