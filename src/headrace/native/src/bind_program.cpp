@@ -9,7 +9,8 @@
 #include "arrays.h"
 #include "bind.h"
 #include "dispatch.h"
-#include "packed_weight.h"
+#include "matmul.h"
+#include "pack.h"
 #include "program.h"
 
 namespace headrace {
@@ -40,22 +41,6 @@ void expect_same(const char* op, const Matrix& a, const Matrix& b) {
   expect(op, "columns", a.columns, b.columns);
 }
 
-// Bytes of a row of k numbers as files have it; 0 where k does not fill whole blocks.
-int64_t raw_row_bytes(Format format, int64_t k) {
-  struct Geometry {
-    int64_t numbers, bytes;
-  };
-  constexpr Geometry geometry[] = {{1, 4},   {1, 2},   {1, 2},     {32, 18},   {32, 20},  {32, 22},
-                                   {32, 24}, {32, 34}, {256, 144}, {256, 176}, {256, 210}};
-  const Geometry g = geometry[static_cast<int>(format)];
-  return k % g.numbers == 0 ? k / g.numbers * g.bytes : 0;
-}
-
-ActivationKind activation_kind(Format format) {
-  if (format == Format::F32 || format == Format::F16) return ActivationKind::F32;
-  return format == Format::BF16 ? ActivationKind::BF16 : ActivationKind::Int8;
-}
-
 const float* vector(const char* name, const AnyArray& array, int64_t n) {
   return elements<float>(array, name, {n});
 }
@@ -70,7 +55,8 @@ void add_embed(Program& p, const AnyArray& data, int format, int64_t k, bool by_
   const int64_t row_bytes = static_cast<int64_t>(data.shape(1));
   expect("embed", "out columns", out.columns, k);
   expect("embed", "kind of rows", static_cast<int64_t>(out.rows), 0);
-  expect("embed", "table bytes per row", row_bytes, raw_row_bytes(f, k));
+  expect("embed", "columns beyond whole blocks", k % geometry(f).k, 0);
+  expect("embed", "table bytes per row", row_bytes, file_row_bytes(f, k));
   if (by_position)
     p.limit_positions(n);
   else
@@ -106,14 +92,14 @@ void add_prepare(Program& p, Matrix x, int kind, int buffer, bool barrier) {
   p.add(p.kernels().prepare, PrepareArgs{x, k, out, row_bytes}, x.rows, barrier);
 }
 
-void add_matmul(Program& p, const PackedWeight& weight, int buffer,
+void add_matmul(Program& p, const PackedWeights& weight, int buffer,
                 const std::optional<AnyArray>& bias, Matrix out, bool barrier) {
-  const ActivationKind k = activation_kind(weight.matrix.format);
-  const int64_t row_bytes = p.kernels().activation_row_bytes(k, weight.matrix.k);
+  const ActivationKind k = activation_kind(weight.view.format);
+  const int64_t row_bytes = p.kernels().activation_row_bytes(k, weight.view.k);
   const std::byte* activations = p.buffer(buffer, row_bytes * p.capacity(out.rows));
-  expect("matmul", "out columns", out.columns, weight.matrix.n);
-  const float* b = bias ? vector("matmul bias", *bias, weight.matrix.n) : nullptr;
-  const MatmulArgs args{weight.matrix, activations, row_bytes, b, out};
+  expect("matmul", "out columns", out.columns, weight.view.n);
+  const float* b = bias ? vector("matmul bias", *bias, weight.view.n) : nullptr;
+  const MatmulArgs args{weight.view, activations, row_bytes, b, out};
   p.add(p.kernels().matmul, args, out.rows, barrier,
         p.kernels().matmul_workspace(args, p.limits()));
 }
