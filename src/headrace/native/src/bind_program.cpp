@@ -4,6 +4,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "arrays.h"
@@ -189,11 +190,6 @@ void add_rows(Program& p, Matrix x, Matrix out, bool barrier) {
 
 using GroupArrays = std::vector<std::tuple<AnyArray, AnyArray, AnyArray>>;
 
-struct BoundProgram : Program {
-  using Program::Program;
-  int64_t last_tokens = 0;  // rows of the step whose values the buffers hold; 0 = none
-};
-
 GroupStep group_step(size_t g, const AnyArray& slots, const AnyArray& tables, const AnyArray& first,
                      const Step& step) {
   const std::string where = "groups[" + std::to_string(g) + "].";
@@ -206,9 +202,9 @@ GroupStep group_step(size_t g, const AnyArray& slots, const AnyArray& tables, co
   return out;
 }
 
-void run_step(BoundProgram& p, const AnyArray& tokens, const AnyArray& positions,
-              const AnyArray& spans, const AnyArray& context_lens, const AnyArray& logit_rows,
-              const AnyArray& prompt_rows, nb::tuple groups) {
+void run_step(Program& p, const AnyArray& tokens, const AnyArray& positions, const AnyArray& spans,
+              const AnyArray& context_lens, const AnyArray& logit_rows, const AnyArray& prompt_rows,
+              nb::tuple groups) {
   Step step{};
   step.tokens = elements<int32_t>(tokens, "tokens", {kAnySize});
   step.num_tokens = static_cast<int64_t>(tokens.shape(0));
@@ -224,32 +220,29 @@ void run_step(BoundProgram& p, const AnyArray& tokens, const AnyArray& positions
   expect("run", "number of groups", static_cast<int64_t>(groups.size()), p.num_groups());
   std::vector<GroupStep> group_steps;
   for (size_t g = 0; g < groups.size(); ++g) {
-    const auto [slots, tables, first] =
-        nb::cast<std::tuple<AnyArray, AnyArray, AnyArray>>(groups[g]);
+    std::tuple<AnyArray, AnyArray, AnyArray> arrays;
+    if (!nb::try_cast(groups[g], arrays))
+      refuse("groups[" + std::to_string(g) + "] is not arrays (slots, block_tables, first_pos)");
+    const auto& [slots, tables, first] = arrays;
     group_steps.push_back(group_step(g, slots, tables, first, step));
   }
   step.groups = group_steps.data();
   p.check(step);
-  p.last_tokens = step.num_tokens;
   nb::gil_scoped_release unlocked;
   p.run(0, step);
 }
 
-void run_rows(BoundProgram& p, const AnyArray& rows) {
+void run_rows(Program& p, const AnyArray& rows) {
   Step step{};
-  if (p.last_tokens == 0) refuse("no step has run yet");
   step.rows[2] = elements<int32_t>(rows, "prompt_rows", {kAnySize});
   step.num_rows[2] = static_cast<int64_t>(rows.shape(0));
-  for (int64_t i = 0; i < step.num_rows[2]; ++i)
-    if (step.rows[2][i] < 0 || step.rows[2][i] >= p.last_tokens)
-      refuse("prompt_rows[" + std::to_string(i) + "] = " + std::to_string(step.rows[2][i]) +
-             " is not a row of the last step");
+  p.check_prompt_rows(step);
   nb::gil_scoped_release unlocked;
   p.run(1, step);
 }
 
 nb::ndarray<nb::numpy, float> matrix_array(nb::handle self, const Matrix& matrix) {
-  const Program& p = nb::cast<const BoundProgram&>(self);
+  const Program& p = nb::cast<const Program&>(self);
   const size_t shape[2] = {static_cast<size_t>(p.capacity(matrix.rows)),
                            static_cast<size_t>(matrix.columns)};
   const int64_t strides[2] = {matrix.stride, 1};
@@ -258,22 +251,21 @@ nb::ndarray<nb::numpy, float> matrix_array(nb::handle self, const Matrix& matrix
 
 // Pages of a group as [layers, blocks, bytes per block]; layout in step.h.
 nb::ndarray<nb::numpy, uint8_t> kv_bytes(nb::handle self, int64_t group) {
-  const KVGroup& g = nb::cast<const BoundProgram&>(self).group(group);
+  const KVGroup& g = nb::cast<const Program&>(self).group(group);
   if (g.memory.base == nullptr) refuse("KV memory is not allocated");
   const size_t shape[3] = {static_cast<size_t>(g.layers), static_cast<size_t>(g.memory.num_blocks),
                            static_cast<size_t>(g.memory.block_stride)};
   return nb::ndarray<nb::numpy, uint8_t>(g.memory.base, 3, shape, self);
 }
 
-void register_recording(nb::class_<BoundProgram>& c) {
-  c.def("add_buffer", &BoundProgram::add_buffer, nb::arg("bytes"),
+void register_recording(nb::class_<Program>& c) {
+  c.def("add_buffer", &Program::add_buffer, nb::arg("bytes"),
         "Address space of `bytes`; returns its number.")
-      .def("add_group", &BoundProgram::add_group, nb::arg("layers"), nb::arg("kv_heads"),
+      .def("add_group", &Program::add_group, nb::arg("layers"), nb::arg("kv_heads"),
            nb::arg("k_dim"), nb::arg("v_dim"))
       .def(
           "matrix",
-          [](BoundProgram& p, int buffer, int rows, int64_t columns, int64_t stride,
-             int64_t offset) {
+          [](Program& p, int buffer, int rows, int64_t columns, int64_t stride, int64_t offset) {
             return p.matrix(buffer, enumerator("kind of rows", rows, RowKind::PromptRows), columns,
                             stride, offset);
           },
@@ -281,24 +273,24 @@ void register_recording(nb::class_<BoundProgram>& c) {
           nb::arg("offset"), "A float32 matrix [rows, columns] in a buffer, in floats.")
       .def(
           "rope_table",
-          [](BoundProgram& p, const std::vector<double>& frequencies, int64_t max_positions) {
+          [](Program& p, const std::vector<double>& frequencies, int64_t max_positions) {
             return p.keep(std::make_unique<RopeTable>(frequencies, max_positions));
           },
           nb::rv_policy::reference_internal, nb::arg("frequencies"), nb::arg("max_positions"))
       .def("capacity",
-           [](BoundProgram& p, int rows) {
+           [](Program& p, int rows) {
              return p.capacity(enumerator("kind of rows", rows, RowKind::PromptRows));
            })
       .def("activation_row_bytes",
-           [](BoundProgram& p, int kind, int64_t k) {
+           [](Program& p, int kind, int64_t k) {
              return p.kernels().activation_row_bytes(
                  enumerator("activation kind", kind, ActivationKind::Int8), k);
            })
-      .def("end_segment", &BoundProgram::end_segment)
-      .def("finish", &BoundProgram::finish);
+      .def("end_segment", &Program::end_segment)
+      .def("finish", &Program::finish);
 }
 
-void register_ops(nb::class_<BoundProgram>& c) {
+void register_ops(nb::class_<Program>& c) {
   const nb::arg barrier("barrier");
   c.def("embed", &add_embed, nb::keep_alive<1, 2>(), nb::arg("table"), nb::arg("format"),
         nb::arg("k"), nb::arg("by_position"), nb::arg("out"), barrier)
@@ -324,14 +316,14 @@ void register_ops(nb::class_<BoundProgram>& c) {
       .def("rows", &add_rows, nb::arg("x"), nb::arg("out"), barrier);
 }
 
-void register_running(nb::class_<BoundProgram>& c) {
+void register_running(nb::class_<Program>& c) {
   c.def(
        "allocate_kv",
-       [](BoundProgram& p, const std::vector<int64_t>& num_blocks, int64_t block_size, int format) {
+       [](Program& p, const std::vector<int64_t>& num_blocks, int64_t block_size, int format) {
          p.allocate_kv(num_blocks, block_size, enumerator("KV format", format, KVFormat::F16));
        },
        nb::arg("num_blocks"), nb::arg("block_size"), nb::arg("format"))
-      .def("copy_block", &BoundProgram::copy_block, nb::arg("group"), nb::arg("source"),
+      .def("copy_block", &Program::copy_block, nb::arg("group"), nb::arg("source"),
            nb::arg("destination"))
       .def(
           "run", &run_step, nb::arg("tokens"), nb::arg("positions"), nb::arg("spans"),
@@ -344,10 +336,10 @@ void register_running(nb::class_<BoundProgram>& c) {
            "A matrix as a numpy view [capacity, columns] of its buffer.")
       .def("kv_bytes", &kv_bytes, nb::arg("group"),
            "uint8 view [layers, blocks, bytes of a block].")
-      .def("profile", &BoundProgram::profile, nb::arg("on"))
-      .def_prop_ro("op_seconds", &BoundProgram::op_seconds)
-      .def_prop_ro("num_ops", &BoundProgram::num_ops)
-      .def_prop_ro("isa", [](BoundProgram& p) { return std::string(p.kernels().isa); });
+      .def("profile", &Program::profile, nb::arg("on"))
+      .def_prop_ro("op_seconds", &Program::op_seconds)
+      .def_prop_ro("num_ops", &Program::num_ops)
+      .def_prop_ro("isa", [](Program& p) { return std::string(p.kernels().isa); });
 }
 
 }  // namespace
@@ -367,13 +359,13 @@ void register_program(nb::module_& m) {
                                   std::vector<float>(table.sin(), table.sin() + n));
           },
           nb::arg("positions"), "Cosines and sines of positions 0 …, flat.");
-  nb::class_<BoundProgram> program(m, "Program", "A recorded model: ops over fixed buffers.");
+  nb::class_<Program> program(m, "Program", "A recorded model: ops over fixed buffers.");
   program.def(
       "__init__",
-      [](BoundProgram* self, std::shared_ptr<Pool> pool, std::optional<std::string> isa,
+      [](Program* self, std::shared_ptr<Pool> pool, std::optional<std::string> isa,
          int64_t max_tokens, int64_t max_requests, int64_t max_context) {
         const Limits limits{max_tokens, max_requests, max_context, pool->count()};
-        new (self) BoundProgram(pool, choose_kernels(isa), limits);
+        new (self) Program(pool, choose_kernels(isa), limits);
       },
       nb::arg("pool"), nb::arg("isa").none(), nb::arg("max_tokens"), nb::arg("max_requests"),
       nb::arg("max_context"));

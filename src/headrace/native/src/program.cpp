@@ -231,17 +231,30 @@ void Program::check_group(const Step& step, size_t index) const {
   }
 }
 
+void Program::check_prompt_rows(const Step& step) const {
+  const int64_t rows = step.count(RowKind::PromptRows);
+  if (last_tokens_ == 0) refuse("no step has run yet");
+  if (rows > kMaxPromptRows)
+    refuse("prompt_rows has " + std::to_string(rows) + " rows, more than " +
+           std::to_string(kMaxPromptRows));
+  check_range("prompt_rows", step.rows[static_cast<int>(RowKind::PromptRows)], rows, 0,
+              last_tokens_);
+}
+
 void Program::run(int segment, const Step& step) {
   if (!finished_ || segment < 0 || segment >= num_segments())
     throw std::logic_error("there is no finished segment " + std::to_string(segment));
-  if (step.count(RowKind::PromptRows) > kMaxPromptRows && segment > 0)
-    refuse("prompt_rows has " + std::to_string(step.count(RowKind::PromptRows)) +
-           " rows, more than " + std::to_string(kMaxPromptRows));
   if (running_.exchange(true))
     throw std::runtime_error("a step of this program is already running");
-  if (segment == 0)
+  struct Release {
+    std::atomic<bool>& running;
+    ~Release() { running.store(false); }
+  } release{running_};
+  if (segment == 0) {
+    last_tokens_ = step.num_tokens;
     for (const auto& rope : ropes_)
       rope->ensure(1 + *std::max_element(step.positions, step.positions + step.num_tokens));
+  }
 
   const size_t begin =
       segment == 0 ? 0 : static_cast<size_t>(segment_ends_[static_cast<size_t>(segment) - 1]);

@@ -53,13 +53,6 @@ struct KVGroup {
   Mapping pages;
 };
 
-// One step as the caller's arrays. Everything is checked against the program before a kernel sees
-// it.
-struct StepArrays {
-  Step step;
-  std::vector<GroupStep> groups;
-};
-
 class Program {
  public:
   Program(std::shared_ptr<Pool> pool, const KernelTable& kernels, Limits limits);
@@ -107,7 +100,9 @@ class Program {
   // ---- running ---------------------------------------------------------------------------------
   // Throws std::invalid_argument naming what does not fit.
   void check(const Step& step) const;
-  // Runs a segment. `step` must have passed check().
+  // The same for prompt rows alone, against the step that ran last.
+  void check_prompt_rows(const Step& step) const;
+  // Runs a segment. `step` must have passed check() (segment 0) or check_prompt_rows().
   void run(int segment, const Step& step);
   int num_segments() const { return static_cast<int>(segment_ends_.size()); }
   int64_t num_groups() const { return static_cast<int64_t>(groups_.size()); }
@@ -131,6 +126,7 @@ class Program {
   std::vector<OpRecord> records_;
   std::vector<int64_t> segment_ends_;
   int64_t vocab_, positions_;
+  int64_t last_tokens_ = 0;  // rows of the step whose values the buffers hold
   int64_t scratch_bytes_ = 0, shared_bytes_ = 0;
   bool shared_in_use_ = false, finished_ = false;
   Mapping workspace_;
