@@ -142,10 +142,11 @@ def new_program(
 ) -> _core.Program:
     """An empty core program with a worker pool of its own. ValueError, RuntimeError: core.cpp."""
     native = core()
-    return native.Program(
+    program: _core.Program = native.Program(
         native.Pool(threads),
         isa=isa,
         max_tokens=max_tokens,
         max_requests=max_requests,
         max_context=max_context,
     )
+    return program

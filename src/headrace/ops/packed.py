@@ -114,7 +114,7 @@ class PackedWeights:
 
 
 def _pack(tensor: HostTensor, threads: int) -> _core.PackedMatrix:
-    return core().pack(
+    packed: _core.PackedMatrix = core().pack(
         NATIVE_FORMATS[tensor.format.name],
         tensor.data,
         tensor.rows,
@@ -122,3 +122,4 @@ def _pack(tensor: HostTensor, threads: int) -> _core.PackedMatrix:
         row_order=tensor.row_order,
         threads=threads,
     )
+    return packed
