@@ -1,0 +1,345 @@
+"""Blocks: who holds which block of KV memory. Ids and counts only; never touches tensor memory.
+
+    block table of one sequence in one group (B = 4, window 6, 11 positions computed)
+    column        0    1    2
+    positions    0-3  4-7  8-11
+    block         −1    7    2        column 0 was freed: its last position 3 ≤ 11 − 6
+                  ^first_columns = 1   ^num_columns = 3
+
+A block has a reference count = the number of tables (of sequences and of kept histories) that hold
+it. A block with more than one holder is never written: `extend` first gives the writer its own
+copy and notes the pair in `pending_copies`, which the step hands to the executor, in order, before
+it runs. Invariants: `check`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from headrace.engine.sizing import ceil_div
+from headrace.ops.batch import Int32Array
+from headrace.ops.kv import KVGroupSpec
+
+
+class BlockPool:
+    """The blocks of one group: reference counts and a free list (last freed, first reused, so that
+    untouched memory stays untouched). A block is free exactly when its count is 0."""
+
+    __slots__ = ("_fresh", "_recycled", "num_blocks", "ref_counts")
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.ref_counts = array("i", bytes(4 * num_blocks))
+        self._recycled: list[int] = []
+        self._fresh = 0  # blocks from here on were never used
+
+    @property
+    def num_free(self) -> int:
+        return len(self._recycled) + self.num_blocks - self._fresh
+
+    def take(self) -> int:
+        """A free block, now with one holder. The caller made sure that there is one."""
+        if self._recycled:
+            block = self._recycled.pop()
+        else:
+            assert self._fresh < self.num_blocks, "take from an empty pool"
+            block = self._fresh
+            self._fresh += 1
+        self.ref_counts[block] = 1
+        return block
+
+    def share(self, block: int) -> None:
+        """One more holder."""
+        assert self.ref_counts[block] > 0, "share of a free block"
+        self.ref_counts[block] += 1
+
+    def release(self, block: int) -> None:
+        """One holder less; the last one frees the block."""
+        count = self.ref_counts[block] - 1
+        assert count >= 0, "release of a free block"
+        self.ref_counts[block] = count
+        if count == 0:
+            self._recycled.append(block)
+
+    def free_blocks(self) -> list[int]:
+        """Ids of all free blocks (for checks)."""
+        return [*self._recycled, *range(self._fresh, self.num_blocks)]
+
+
+class RunPool(BlockPool):
+    """A pool that hands out runs of neighbouring blocks, lowest place first (first fit)."""
+
+    __slots__ = ("_used",)
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self._fresh = num_blocks  # the free list of the base class is not used
+        self._used = bytearray(num_blocks)
+
+    @property
+    def num_free(self) -> int:
+        return self._used.count(0)
+
+    def find_run(self, length: int) -> int:
+        """First block of a free run, or −1. Changes nothing."""
+        return self._used.find(bytes(length)) if length else 0
+
+    def take_run(self, length: int) -> range:
+        """Blocks of a free run, each now with one holder. find_run said that there is one."""
+        start = self.find_run(length)
+        assert start >= 0, "take_run without a free run"
+        run = range(start, start + length)
+        for block in run:
+            self.ref_counts[block] = 1
+            self._used[block] = 1
+        return run
+
+    def release(self, block: int) -> None:
+        assert self.ref_counts[block] == 1, "release of a free block"
+        self.ref_counts[block] = 0
+        self._used[block] = 0
+
+    def free_blocks(self) -> list[int]:
+        return [b for b, used in enumerate(self._used) if not used]
+
+
+class SequenceBlocks:
+    """The block tables of one holder: a sequence or a kept history.
+
+    tables[g]: int32 [max columns]; −1 where nothing is held. Columns [first_columns[g],
+    num_columns[g]) are held, in every group.
+    """
+
+    __slots__ = ("first_columns", "num_columns", "tables")
+
+    def __init__(self, num_groups: int, max_columns: int) -> None:
+        self.tables: tuple[Int32Array, ...] = tuple(
+            np.full(max_columns, -1, np.int32) for _ in range(num_groups)
+        )
+        self.num_columns = [0] * num_groups
+        self.first_columns = [0] * num_groups
+
+    def held(self, group: int) -> list[int]:
+        """Block ids held in a group, by column."""
+        first, end = self.first_columns[group], self.num_columns[group]
+        return self.tables[group][first:end].tolist()
+
+
+class BlockManager:
+    """Paged allocation: blocks on demand, shared prefixes, copy-on-write, windows trimmed.
+
+    All methods are all-or-nothing: they either do the whole thing or, where they say so, nothing.
+    """
+
+    shares_blocks = True
+
+    def __init__(
+        self,
+        groups: Sequence[KVGroupSpec],
+        num_blocks: Sequence[int],
+        block_size: int,
+        max_positions: int,
+        *,
+        frees_window: bool = True,
+    ) -> None:
+        self.block_size = block_size
+        self.max_columns = ceil_div(max_positions, block_size)
+        self.windows: tuple[int | None, ...] = tuple(
+            g.window if frees_window else None for g in groups
+        )
+        self.pools: tuple[BlockPool, ...] = tuple(self._make_pool(n) for n in num_blocks)
+        self.pending_copies: list[tuple[int, int, int]] = []  # (group, source, destination)
+
+    def _make_pool(self, num_blocks: int) -> BlockPool:
+        return BlockPool(num_blocks)
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.pools)
+
+    @property
+    def free_counts(self) -> tuple[int, ...]:
+        return tuple(pool.num_free for pool in self.pools)
+
+    def open(self, max_positions: int) -> SequenceBlocks | None:
+        """Empty tables for a holder that may reach max_positions. None = no room (contiguous)."""
+        return SequenceBlocks(self.num_groups, self.max_columns)
+
+    def fit(self, blocks: SequenceBlocks, start: int, want: int) -> int:
+        """The most tokens n ≤ want for which extend(blocks, start, n) has blocks now; 0 = none."""
+        size = self.block_size
+        end = start + want
+        for group, pool in enumerate(self.pools):
+            columns = blocks.num_columns[group]
+            copies = self._num_shared(blocks, group, start) if start < columns * size else 0
+            if copies == 0 and end <= columns * size:
+                continue
+            free = pool.num_free - copies
+            if free < 0:
+                return 0
+            end = min(end, (columns + free) * size)
+        return max(end - start, 0)
+
+    def extend(self, blocks: SequenceBlocks, start: int, num_tokens: int) -> None:
+        """Makes positions [start, start + num_tokens) writable by this holder alone.
+
+        fit(blocks, start, num_tokens) = num_tokens must hold. Adds columns, and replaces a shared
+        block that will be written by a copy (noted in pending_copies).
+        """
+        if num_tokens == 0:
+            return
+        end_column = ceil_div(start + num_tokens, self.block_size)
+        for group, pool in enumerate(self.pools):
+            table = blocks.tables[group]
+            for column in range(start // self.block_size, blocks.num_columns[group]):
+                block = int(table[column])
+                if pool.ref_counts[block] > 1:
+                    own = pool.take()
+                    pool.release(block)
+                    table[column] = own
+                    self.pending_copies.append((group, block, own))
+            for column in range(blocks.num_columns[group], end_column):
+                table[column] = pool.take()
+            blocks.num_columns[group] = max(blocks.num_columns[group], end_column)
+
+    def _num_shared(self, blocks: SequenceBlocks, group: int, start: int) -> int:
+        """Held blocks from position `start` on that others hold too."""
+        counts = self.pools[group].ref_counts
+        first = start // self.block_size
+        return sum(
+            counts[int(blocks.tables[group][c])] > 1
+            for c in range(first, blocks.num_columns[group])
+        )
+
+    def can_enter(self, blocks: SequenceBlocks, position: int) -> int | None:
+        """Whether a query at `position` finds everything it may see. None = yes; otherwise the
+        oldest position held by the group that lacks some."""
+        for group, window in enumerate(self.windows):
+            oldest = blocks.first_columns[group] * self.block_size
+            if oldest > (0 if window is None else max(0, position - window + 1)):
+                return oldest
+        return None
+
+    def fork(
+        self, blocks: SequenceBlocks, num_positions: int, max_positions: int
+    ) -> SequenceBlocks | None:
+        """New tables that share the blocks of the first num_positions. None = no room
+        (contiguous); never for the paged allocator."""
+        child = SequenceBlocks(self.num_groups, self.max_columns)
+        columns = ceil_div(num_positions, self.block_size)
+        for group, pool in enumerate(self.pools):
+            first = blocks.first_columns[group]
+            assert columns <= blocks.num_columns[group], "fork past the end of a table"
+            for block in blocks.tables[group][first:columns].tolist():
+                pool.share(block)
+            child.tables[group][first:columns] = blocks.tables[group][first:columns]
+            child.num_columns[group] = max(columns, first)
+            child.first_columns[group] = first
+        return child
+
+    def trim(self, blocks: SequenceBlocks, num_computed: int) -> None:
+        """Frees window blocks that no later query can see.
+
+        A query at p ≥ num_computed sees p−w+1 … p, so column c is dead once its last position
+        (c+1)·B − 1 ≤ num_computed − w. Only committed positions count: a chunk that is still
+        running looks back from its first row.
+        """
+        for group, window in enumerate(self.windows):
+            if window is None:
+                continue
+            dead = min((num_computed - window + 1) // self.block_size, blocks.num_columns[group])
+            first = blocks.first_columns[group]
+            if dead <= first:
+                continue
+            table = blocks.tables[group]
+            for block in table[first:dead].tolist():
+                self.pools[group].release(block)
+            table[first:dead] = -1
+            blocks.first_columns[group] = dead
+
+    def close(self, blocks: SequenceBlocks) -> None:
+        """Gives up everything held; the tables are empty afterwards."""
+        for group, pool in enumerate(self.pools):
+            for block in reversed(blocks.held(group)):  # so that reuse comes in ascending order
+                pool.release(block)
+            blocks.tables[group][: blocks.num_columns[group]] = -1
+            blocks.num_columns[group] = blocks.first_columns[group] = 0
+
+    def take_copies(self) -> list[tuple[int, int, int]]:
+        """Pending copies (group, source, destination); must be made in this order, before any
+        write of the step."""
+        copies, self.pending_copies = self.pending_copies, []
+        return copies
+
+    def check(self, holders: Iterable[SequenceBlocks]) -> None:
+        """Raises AssertionError unless: free + held = total; every count equals the number of
+        holders; no id is both free and held; tables hold ids exactly in their live columns."""
+        everyone = list(holders)
+        for group, pool in enumerate(self.pools):
+            expected: dict[int, int] = {}
+            for blocks in everyone:
+                first, end = blocks.first_columns[group], blocks.num_columns[group]
+                assert 0 <= first <= end <= self.max_columns
+                table = blocks.tables[group]
+                assert (table[:first] == -1).all(), "id in a freed column"
+                assert (table[end:] == -1).all(), "id past the last column"
+                for block in blocks.held(group):
+                    assert 0 <= block < pool.num_blocks, f"id {block} out of range"
+                    expected[block] = expected.get(block, 0) + 1
+                assert len(set(blocks.held(group))) == end - first, "block twice in one table"
+            free = pool.free_blocks()
+            assert len(free) == len(set(free)) == pool.num_free
+            assert not expected.keys() & set(free), "block both free and held"
+            assert len(free) + len(expected) == pool.num_blocks, "block lost"
+            for block, count in expected.items():
+                assert pool.ref_counts[block] == count, f"count of block {block} is wrong"
+
+
+class ContiguousBlockManager(BlockManager):
+    """Reserve-to-maximum allocation, the baseline paging is compared with.
+
+    A holder gets one run of neighbouring blocks for the longest it may become when it is opened,
+    and nothing later; nothing is shared (a fork copies) and windows are not trimmed.
+    """
+
+    shares_blocks = False
+
+    def __init__(
+        self,
+        groups: Sequence[KVGroupSpec],
+        num_blocks: Sequence[int],
+        block_size: int,
+        max_positions: int,
+    ) -> None:
+        super().__init__(groups, num_blocks, block_size, max_positions, frees_window=False)
+
+    def _make_pool(self, num_blocks: int) -> BlockPool:
+        return RunPool(num_blocks)
+
+    def open(self, max_positions: int) -> SequenceBlocks | None:
+        columns = ceil_div(max_positions, self.block_size)
+        pools = [pool for pool in self.pools if isinstance(pool, RunPool)]
+        if any(pool.find_run(columns) < 0 for pool in pools):
+            return None
+        blocks = SequenceBlocks(self.num_groups, self.max_columns)
+        for group, pool in enumerate(pools):
+            blocks.tables[group][:columns] = pool.take_run(columns)
+            blocks.num_columns[group] = columns
+        return blocks
+
+    def fork(
+        self, blocks: SequenceBlocks, num_positions: int, max_positions: int
+    ) -> SequenceBlocks | None:
+        child = self.open(max_positions)
+        if child is None:
+            return None
+        columns = ceil_div(num_positions, self.block_size)
+        for group in range(self.num_groups):
+            sources = blocks.tables[group][:columns].tolist()
+            destinations = child.tables[group][:columns].tolist()
+            for source, destination in zip(sources, destinations, strict=True):
+                self.pending_copies.append((group, source, destination))
+        return child

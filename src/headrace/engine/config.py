@@ -1,0 +1,238 @@
+"""EngineConfig: every limit of one engine, resolved. `resolve` turns options and "auto" into it.
+
+Pure: what the machine offers comes in as an argument. The result is printed at start.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any, TypeVar
+
+from headrace.engine.scheduler import Batching
+from headrace.engine.sizing import PoolPlan, plan_pools
+from headrace.errors import UsageError
+from headrace.ops.kv import KVFormat, KVGroupSpec
+
+#: Longest context by default; a model's own may be much longer and is then used when asked for.
+DEFAULT_MAX_MODEL_LEN = 8192
+#: Share of free memory that the KV cache may take by default. It is touched only when used.
+DEFAULT_MEMORY_SHARE = 0.5
+MAX_MODEL_LEN = 1 << 24
+DEBUG_VARIABLE = "HEADRACE_DEBUG_INVARIANTS"
+
+_E = TypeVar("_E", bound=Enum)
+
+
+class Allocator(Enum):
+    """How KV memory is given out."""
+
+    PAGED = "paged"  # blocks on demand, shared prefixes
+    CONTIGUOUS = "contiguous"  # one run of blocks per sequence, reserved to its maximum
+    NONE = "none"  # no cache: every step computes the whole history on throw-away blocks
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What a user may set; None = auto. Names are vLLM's where vLLM has the option.
+
+    max_model_len: longest prompt + output (auto: the model's context, at most 8192).
+    max_num_seqs: most sequences that run together. max_num_batched_tokens: most tokens of one step
+    (auto: 512, and never below max_num_seqs; with kv_allocator "none" never below max_model_len).
+    max_prefill_tokens: most prompt tokens of one step (auto: no limit of its own).
+    block_size: positions per block, a multiple of 16. kv_cache_dtype: "bf16" | "f16" | "f32".
+    kv_cache_memory: bytes, or "2GiB" and the like (auto: what max_num_seqs full contexts need, at
+    most half of the free memory). kv_allocator, batching: see Allocator, Batching.
+    seed: makes unseeded requests repeatable. max_queue: most requests that wait.
+    num_threads: worker threads (auto: the CPUs this process may use).
+    """
+
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int | None = None
+    max_prefill_tokens: int | None = None
+    block_size: int = 16
+    kv_cache_dtype: str = "bf16"
+    kv_cache_memory: int | str | None = None
+    kv_allocator: str = "paged"
+    batching: str = "continuous"
+    num_threads: int | None = None
+    seed: int | None = None
+    max_queue: int = 10_000
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> EngineOptions:
+        """Raises UsageError for an unknown name, with the nearest known one."""
+        known = [f.name for f in fields(cls)]
+        for name in values:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f" Did you mean {near[0]}?" if near else ""
+                raise UsageError(f"Unknown engine option {name!r}.{hint}")
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The resolved limits; see EngineOptions for the meaning of each."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_prefill_tokens: int
+    block_size: int
+    kv_format: KVFormat
+    kv_allocator: Allocator
+    batching: Batching
+    pools: PoolPlan
+    num_threads: int
+    seed: int | None
+    max_queue: int
+    debug_invariants: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What resolve needs to know of the machine. free_bytes: None = unknown."""
+
+    free_bytes: int | None
+    num_cpus: int
+    debug_invariants: bool = False
+
+    @classmethod
+    def probe(cls, environ: Mapping[str, str]) -> Machine:
+        """Looks at this machine. Raises UsageError for a bad environment variable."""
+        flag = environ.get(DEBUG_VARIABLE, "0")
+        if flag not in ("0", "1"):
+            raise UsageError(f"{DEBUG_VARIABLE} must be 0 or 1, not {flag!r}.")
+        return cls(_free_bytes(), len(os.sched_getaffinity(0)), flag == "1")
+
+
+def resolve(
+    options: EngineOptions,
+    groups: Sequence[KVGroupSpec],
+    max_context: int,
+    machine: Machine,
+) -> EngineConfig:
+    """Options, model and machine → EngineConfig. Raises UsageError, or CapacityError when the KV
+    budget is below one block of each group."""
+    whole_context = min(max_context, DEFAULT_MAX_MODEL_LEN)
+    max_model_len = _integer("max_model_len", options.max_model_len, 2, MAX_MODEL_LEN)
+    if max_model_len is not None and max_model_len > max_context:
+        raise UsageError(
+            f"max_model_len = {max_model_len} is longer than the model's context of {max_context}."
+        )
+    max_model_len = max_model_len or whole_context
+    max_num_seqs = _integer("max_num_seqs", options.max_num_seqs, 1, 65536) or 1
+    allocator = _choice("kv_allocator", options.kv_allocator, Allocator)
+    batched = _integer("max_num_batched_tokens", options.max_num_batched_tokens, 1, MAX_MODEL_LEN)
+    if batched is not None and batched < max_num_seqs:
+        raise UsageError(
+            f"max_num_batched_tokens = {batched} is below max_num_seqs = {max_num_seqs}: every "
+            f"running sequence needs a token of each step."
+        )
+    batched = batched or max(512, max_num_seqs)
+    if allocator is Allocator.NONE:
+        batched = max(batched, max_model_len)
+    prefill = _integer("max_prefill_tokens", options.max_prefill_tokens, 1, batched) or batched
+    block_size = _integer("block_size", options.block_size, 16, 4096) or 16
+    if block_size % 16:
+        raise UsageError(f"block_size = {block_size} must be a multiple of 16.")
+    kv_format = _choice("kv_cache_dtype", options.kv_cache_dtype, KVFormat)
+    pools = _pools(
+        options, groups, kv_format, block_size, max_model_len, max_num_seqs, prefill, allocator,
+        machine,
+    )  # fmt: skip
+    return EngineConfig(
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=batched,
+        max_prefill_tokens=prefill,
+        block_size=block_size,
+        kv_format=kv_format,
+        kv_allocator=allocator,
+        batching=_choice("batching", options.batching, Batching),
+        pools=pools,
+        num_threads=_integer("num_threads", options.num_threads, 1, 4096) or machine.num_cpus,
+        seed=_integer("seed", options.seed, 0, 2**64 - 1),
+        max_queue=_integer("max_queue", options.max_queue, 1, 2**31) or 1,
+        debug_invariants=machine.debug_invariants,
+    )
+
+
+def _pools(
+    options: EngineOptions,
+    groups: Sequence[KVGroupSpec],
+    kv_format: KVFormat,
+    block_size: int,
+    max_model_len: int,
+    max_num_seqs: int,
+    max_chunk: int,
+    allocator: Allocator,
+    machine: Machine,
+) -> PoolPlan:
+    budget = None if options.kv_cache_memory is None else parse_bytes(options.kv_cache_memory)
+    if budget is None and machine.free_bytes is not None:
+        budget = int(machine.free_bytes * DEFAULT_MEMORY_SHARE)
+    return plan_pools(
+        groups,
+        kv_format,
+        block_size,
+        budget_bytes=budget,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_chunk=max_chunk,
+        frees_window=allocator is Allocator.PAGED,
+    )
+
+
+def parse_bytes(value: int | str) -> int:
+    """A number of bytes: 1048576, "512MiB", "2GiB", "2GB", "1.5G" (K, M, G, T are powers of 1024,
+    KB, MB, GB, TB powers of 1000). Raises UsageError."""
+    rule = f'kv_cache_memory = {value!r} is not a size: bytes, or a number with a unit ("2GiB").'
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise UsageError(rule)
+    if isinstance(value, int):
+        result = float(value)
+    else:
+        match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*(?:([KMGT])(i?B)?|B)?\s*", value, re.I)
+        if match is None:
+            raise UsageError(rule)
+        base = 1000 if (match[3] or "").upper() == "B" else 1024
+        power = 0 if match[2] is None else "KMGT".index(match[2].upper()) + 1
+        result = float(match[1]) * base**power
+    if not 1 <= result < 2**62:
+        raise UsageError(rule)
+    return int(result)
+
+
+def _integer(name: str, value: object, low: int, high: int) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise UsageError(f"{name} = {value!r} is out of range: an integer {low} … {high}.")
+    return value
+
+
+def _choice(name: str, value: object, kinds: type[_E]) -> _E:
+    for kind in kinds:
+        if kind.value == value:
+            return kind
+    allowed = ", ".join(f'"{kind.value}"' for kind in kinds)
+    raise UsageError(f"{name} = {value!r} is unknown: {allowed}.")
+
+
+def _free_bytes() -> int | None:
+    """Memory that can be had without swapping, from /proc/meminfo; None where there is none."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        return None
+    return None

@@ -1,0 +1,454 @@
+"""Engine: the step loop. schedule → prepare → run → draw → commit, one step per call.
+
+                add                    schedule               commit: last token drawn
+    (caller) ─────────▶ waiting ────────────────▶ running ──────────────────────▶ finished
+                           ▲                         │                               ▲
+                           └──── preempted ──────────┘    abort, error: from any state
+
+One thread at a time; nothing in here waits on I/O. A failing request never takes the engine down:
+what goes wrong for one sequence ends that sequence with an error. What every step does to a
+sequence is the same whether it prefills, decodes, resumes or follows a cache hit.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+
+from headrace.engine.blocks import BlockManager, ContiguousBlockManager
+from headrace.engine.config import Allocator, EngineConfig
+from headrace.engine.drawing import Drawn, Logits, Sampler, TextStream
+from headrace.engine.generation import Generation, Request, TokenText
+from headrace.engine.history import Histories
+from headrace.engine.outputs import Delta
+from headrace.engine.params import SamplingParams
+from headrace.engine.prepare import Preparer
+from headrace.engine.request import FinishReason, Sequence, Status
+from headrace.engine.scheduler import Plan, Scheduler, StepBudget
+from headrace.engine.scoring import PromptScorer
+from headrace.errors import CapacityError, PromptError, UsageError
+from headrace.ops.executor import Executor
+
+_MASK64 = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What the engine knows of a tokenizer. num_ids: ids 0 … num_ids−1 exist. eos_ids: the model's
+    own end ids. new_stream: a fresh incremental detokenizer (argument: skip special tokens), None
+    = no text. token_text: text of one id, for logprobs."""
+
+    num_ids: int
+    eos_ids: frozenset[int] = frozenset()
+    new_stream: Callable[[bool], TextStream] | None = None
+    token_text: TokenText | None = None
+
+
+class Engine:
+    """Owns the scheduler, the blocks and the executor's KV memory.
+
+    executor: already bound to weights; gets its KV memory here. Raises CapacityError when the
+    configured KV memory is too small for anything.
+    """
+
+    def __init__(
+        self, executor: Executor, sampler: Sampler, vocabulary: Vocabulary, config: EngineConfig
+    ) -> None:
+        self.config = config
+        self.vocabulary = vocabulary
+        self._executor = executor
+        self._sampler = sampler
+        self._whole_history = config.kv_allocator is Allocator.NONE
+        self.manager = self._make_manager(executor, config)
+        self.histories = Histories(self.manager)
+        self.scheduler = Scheduler(
+            StepBudget(
+                config.max_num_seqs,
+                config.max_num_batched_tokens,
+                config.max_prefill_tokens,
+                config.batching,
+                self._whole_history,
+            ),
+            self.manager,
+            self.histories,
+        )
+        self._preparer = Preparer(
+            num_groups=self.manager.num_groups,
+            block_size=config.block_size,
+            max_tokens=config.max_num_batched_tokens,
+            max_seqs=config.max_num_seqs,
+            max_columns=self.manager.max_columns,
+        )
+        self._scorer = PromptScorer(executor, sampler)
+        self._requests: dict[int, Request] = {}
+        self._next_id = 0
+        self.num_steps = 0
+
+    @staticmethod
+    def _make_manager(executor: Executor, config: EngineConfig) -> BlockManager:
+        pools = config.pools.num_blocks
+        executor.allocate_kv(pools, config.block_size, config.kv_format)
+        args = (executor.kv_groups, pools, config.block_size, config.max_model_len)
+        if config.kv_allocator is Allocator.CONTIGUOUS:
+            return ContiguousBlockManager(*args)
+        return BlockManager(*args, frees_window=config.kv_allocator is Allocator.PAGED)
+
+    # ---- the door ---------------------------------------------------------------------------
+
+    def check(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
+        """Everything that can be said against a request before it is queued.
+
+        Raises PromptError (empty, too long, ids out of range), UsageError (parameters) or
+        CapacityError (can never fit the KV cache).
+        """
+        config, num_ids = self.config, self.vocabulary.num_ids
+        num_prompt = len(prompt_token_ids)
+        if num_prompt == 0:
+            raise PromptError("The prompt is empty: it has no token to start from.")
+        low, high = min(prompt_token_ids), max(prompt_token_ids)
+        if low < 0 or high >= num_ids:
+            raise PromptError(
+                f"The prompt holds token id {low if low < 0 else high}, outside the vocabulary "
+                f"0 … {num_ids - 1}."
+            )
+        limit = config.max_model_len
+        wanted = params.max_tokens
+        if num_prompt + (wanted or 1) > limit:
+            asked = "at least 1" if wanted is None else str(wanted)
+            raise PromptError(
+                f"The context limit is {limit} tokens; the prompt has {num_prompt} and {asked} more "
+                f"were requested (max_tokens). Shorten the prompt, lower max_tokens or raise "
+                f"max_model_len."
+            )
+        params.validate_for(num_ids)
+        if params.n > config.max_num_seqs:
+            raise UsageError(
+                f"n = {params.n} is larger than max_num_seqs = {config.max_num_seqs}: all samples "
+                f"of a request run together."
+            )
+        if params.stop and self.vocabulary.new_stream is None:
+            raise UsageError("stop strings need a tokenizer, and this engine has none.")
+        positions = max(self._limit(num_prompt, params) - 1, num_prompt)
+        if not self.scheduler.can_ever_fit(positions):
+            raise CapacityError(
+                f"The request needs {positions} positions of KV cache and the whole cache "
+                f"({config.pools.total_bytes:,} bytes) cannot hold them; raise kv_cache_memory or "
+                f"lower max_tokens."
+            )
+
+    @property
+    def has_queue_room(self) -> bool:
+        return len(self.scheduler.waiting) < self.config.max_queue
+
+    def add(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        session: str | None = None,
+        arrived_s: float | None = None,
+    ) -> Request:
+        """Queues a request and returns its handle; `check` errors, and CapacityError when the
+        queue is full. session: key of a kept history to extend and leave behind.
+        arrived_s: time.monotonic() of its arrival, before tokenization; None = now."""
+        self.check(prompt_token_ids, params)
+        if not self.has_queue_room:
+            raise CapacityError(
+                f"The queue is full ({self.config.max_queue} requests wait); try again later."
+            )
+        request_id = self._next_id
+        self._next_id += 1
+        request = Request(
+            request_id,
+            prompt,
+            prompt_token_ids,
+            params,
+            self._seed(params, request_id),
+            self.vocabulary.eos_ids,
+            self.vocabulary.token_text,
+            time.monotonic() if arrived_s is None else arrived_s,
+        )
+        eos_ids = () if params.ignore_eos else self.vocabulary.eos_ids
+        state = self._sampler.new_state(
+            params, prompt_token_ids, request.seed, sorted({*params.stop_token_ids, *eos_ids})
+        )
+        sequence = Sequence(
+            (request_id, 0),
+            list(prompt_token_ids),
+            self._limit(len(prompt_token_ids), params),
+            num_slots=params.n,
+            session=None if self._whole_history else session,
+            reuses_history=params.prompt_logprobs is None,
+        )
+        request.generations.append(
+            Generation(request, 0, sequence, state, self._new_stream(params))
+        )
+        self._requests[request_id] = request
+        self.scheduler.add(sequence)
+        return request
+
+    def abort(self, request: Request) -> list[Delta]:
+        """Ends a request in any state; nothing happens when it has finished. Its last deltas."""
+        deltas = []
+        for generation in request.generations:
+            if generation.finish_reason is None:
+                deltas.append(generation.end(FinishReason.ABORT))
+                self._retire(generation)
+        self._close_if_done(request)
+        return deltas
+
+    def drop_history(self, session: str) -> None:
+        """Frees what a session kept."""
+        self.histories.drop(session)
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def _limit(self, num_prompt: int, params: SamplingParams) -> int:
+        limit = self.config.max_model_len
+        return limit if params.max_tokens is None else min(limit, num_prompt + params.max_tokens)
+
+    def _seed(self, params: SamplingParams, request_id: int) -> int:
+        if params.seed is not None:
+            return params.seed
+        if self.config.seed is None:
+            return secrets.randbits(64)
+        return _mix(self.config.seed + (request_id + 1) * 0x9E3779B97F4A7C15)
+
+    def _new_stream(self, params: SamplingParams) -> TextStream | None:
+        new_stream = self.vocabulary.new_stream
+        return None if new_stream is None else new_stream(params.skip_special_tokens)
+
+    # ---- one step ---------------------------------------------------------------------------
+
+    def step(self) -> list[Delta]:
+        """Runs one step; the deltas of every sample that advanced or ended. [] without work."""
+        if not self.scheduler.has_work:
+            return []
+        plan = self.scheduler.schedule()
+        self._note_schedule(plan)
+        prompt_rows = self._scorer.rows(plan)
+        batch, drawing = self._preparer.build(plan, prompt_rows)
+        try:
+            self._copy_blocks()
+            logits = self._executor.run(batch)
+            self._scorer.score(plan, batch)
+        except BaseException as error:
+            # Whose fault it was cannot be known, and memory may be half written: all of them end.
+            deltas = self._fail(plan.sequences, f"The step failed: {error!r}")
+            if not isinstance(error, Exception):
+                raise
+        else:
+            self._commit(plan)
+            deltas = self._draw(drawing, logits)
+        self._settle(plan)
+        self.num_steps += 1
+        if self.config.debug_invariants:
+            self.check_invariants()
+        return deltas
+
+    def _note_schedule(self, plan: Plan) -> None:
+        for sequence in plan.preempted:
+            assert sequence.generation is not None
+            sequence.generation.request.num_preemptions += 1
+        for sequence in plan.admitted:
+            assert sequence.generation is not None
+            request = sequence.generation.request
+            if request.first_token_s is None:
+                request.scheduled_s = time.monotonic()
+                request.num_cached_tokens = sequence.num_cached_tokens
+                request.cache_note = sequence.cache_note
+        for sequence, count in zip(plan.sequences, plan.num_new_tokens, strict=True):
+            assert sequence.generation is not None
+            sequence.generation.request.num_computed_tokens += count
+
+    def _copy_blocks(self) -> None:
+        """Copy-on-write, in the order in which the blocks were given out."""
+        copies = self.manager.take_copies()
+        start = 0
+        while start < len(copies):
+            group = copies[start][0]
+            end = start
+            while end < len(copies) and copies[end][0] == group:
+                end += 1
+            pairs = [(source, target) for _, source, target in copies[start:end]]
+            self._executor.copy_blocks(group, pairs)
+            start = end
+
+    def _commit(self, plan: Plan) -> None:
+        """The step's positions are in memory now; window blocks behind them can go."""
+        for sequence, count in zip(plan.sequences, plan.num_new_tokens, strict=True):
+            sequence.num_computed_tokens += count
+            computed = sequence.num_computed_tokens
+            sequence.num_stored_tokens = max(sequence.num_stored_tokens, computed)
+            assert sequence.blocks is not None
+            self.manager.trim(sequence.blocks, computed)
+
+    def _draw(self, drawing: list[Sequence], logits: Logits) -> list[Delta]:
+        """Draws the next token of every sequence whose last token was just computed; the samples
+        of a request all draw their first token from the same row, then fork."""
+        rows: list[int] = []
+        generations: list[Generation] = []
+        for row, sequence in enumerate(drawing):
+            assert sequence.generation is not None
+            if sequence.num_slots > 1:
+                self._add_siblings(sequence.generation)
+                generations += sequence.generation.request.generations
+                rows += [row] * sequence.num_slots
+            else:
+                generations.append(sequence.generation)
+                rows.append(row)
+        if not generations:
+            return []
+        if len(rows) > len(drawing):
+            logits = logits[rows]
+        deltas = self._accept_all(generations, logits)
+        for sequence in drawing:
+            if sequence.num_slots > 1:
+                self._fork(sequence)
+        for generation in generations:
+            if generation.finish_reason is not None:
+                self._retire(generation)
+                self._close_if_done(generation.request)
+        return deltas
+
+    def _accept_all(self, generations: list[Generation], logits: Logits) -> list[Delta]:
+        try:
+            draws = self._sampler.sample(
+                logits,
+                [g.sampler_state for g in generations],
+                [g.sequence.num_tokens for g in generations],
+            )
+        except Exception as error:
+            return [g.end(FinishReason.ERROR, f"Sampling failed: {error!r}") for g in generations]
+        now = time.monotonic()
+        return [
+            self._accept(generation, drawn, now)
+            for generation, drawn in zip(generations, draws, strict=True)
+        ]
+
+    def _accept(self, generation: Generation, drawn: Drawn, now: float) -> Delta:
+        if drawn.error is not None:
+            return generation.end(FinishReason.ERROR, drawn.error)
+        request = generation.request
+        if request.first_token_s is None:
+            request.first_token_s = now
+        try:
+            return generation.accept(drawn)
+        except Exception as error:  # a detokenizer's trouble with one text stays with that text
+            return generation.end(FinishReason.ERROR, f"The text could not be extended: {error}")
+
+    def _add_siblings(self, first: Generation) -> None:
+        """Samples 1 … n−1 of a request, still without blocks and outside the scheduler."""
+        request = first.request
+        parent = first.sequence
+        for index in range(1, request.params.n):
+            sequence = Sequence(
+                (request.request_id, index),
+                list(parent.tokens),
+                parent.max_num_tokens,
+                num_prompt_tokens=parent.num_prompt_tokens,
+            )
+            state = first.sampler_state.fork(index)
+            stream = self._new_stream(request.params)
+            request.generations.append(Generation(request, index, sequence, state, stream))
+
+    def _fork(self, parent: Sequence) -> None:
+        """Lets the siblings that still run share the parent's blocks (or queues them, when the
+        contiguous allocator has no room; they then compute the prompt themselves)."""
+        assert parent.generation is not None
+        assert parent.blocks is not None
+        parent.num_slots = 1
+        for generation in parent.generation.request.generations[1:]:
+            sequence = generation.sequence
+            if generation.finish_reason is not None:
+                continue
+            computed = parent.num_computed_tokens
+            longest = sequence.max_num_positions
+            if self._whole_history:
+                sequence.blocks = self.manager.open(longest)
+            else:
+                sequence.blocks = self.manager.fork(parent.blocks, computed, longest)
+            if sequence.blocks is None:
+                self.scheduler.add(sequence)
+                continue
+            sequence.num_computed_tokens = sequence.num_stored_tokens = computed
+            self.scheduler.add_running(sequence)
+
+    def _settle(self, plan: Plan) -> None:
+        """no_cache: throws the step's blocks away; the next step starts from position 0 again."""
+        if not self._whole_history:
+            return
+        for sequence in self.scheduler.running:
+            if sequence.blocks is not None:
+                self.manager.close(sequence.blocks)
+            sequence.num_computed_tokens = sequence.num_stored_tokens = 0
+
+    # ---- ends -------------------------------------------------------------------------------
+
+    def _retire(self, generation: Generation) -> None:
+        """Takes an ended sample out of the scheduler; keeps its blocks if a session wants them."""
+        sequence = generation.sequence
+        if (
+            sequence.session is not None
+            and sequence.blocks is not None
+            and sequence.num_computed_tokens > 0
+            and generation.finish_reason is not FinishReason.ERROR
+        ):
+            self.histories.keep(sequence.session, sequence)
+        if sequence.status is not Status.FINISHED:
+            self.scheduler.remove(sequence)
+
+    def _close_if_done(self, request: Request) -> None:
+        if not request.finished and all(g.finish_reason is not None for g in request.generations):
+            request.finished_s = time.monotonic()
+            self._requests.pop(request.request_id, None)
+
+    def _fail(self, sequences: Iterable[Sequence], message: str) -> list[Delta]:
+        deltas = []
+        for sequence in list(sequences):
+            generation = sequence.generation
+            assert generation is not None
+            if generation.finish_reason is None:
+                deltas.append(generation.end(FinishReason.ERROR, message))
+                self._retire(generation)
+                self._close_if_done(generation.request)
+        return deltas
+
+    # ---- checks -----------------------------------------------------------------------------
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError when block counts, queues or sequences disagree."""
+        scheduler = self.scheduler
+        running, waiting = scheduler.running, scheduler.waiting
+        for queue, status in ((running, Status.RUNNING), (waiting, Status.WAITING)):
+            assert all(s.status is status for s in queue), "status differs from queue"
+            orders = [s.order for s in queue]
+            assert orders == sorted(set(orders)), "queue is not in order of age"
+        assert all(s.blocks is None for s in waiting), "a waiting sequence holds blocks"
+        held = [s.blocks for s in running if s.blocks is not None]
+        assert len(held) == len(running), "a running sequence has no tables"
+        assert sum(s.num_slots for s in running) <= self.config.max_num_seqs
+        self.manager.check([*held, *self.histories.holders()])
+        size = self.config.block_size
+        for sequence in running:
+            assert sequence.blocks is not None
+            assert sequence.num_computed_tokens < sequence.num_tokens
+            if not self._whole_history:
+                for columns in sequence.blocks.num_columns:
+                    assert columns * size >= sequence.num_computed_tokens, "computed beyond blocks"
+
+
+def _mix(x: int) -> int:
+    """SplitMix64's finaliser: spreads the bits of a counter over 64 bits."""
+    x &= _MASK64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return x ^ (x >> 31)
+
+

@@ -1,0 +1,255 @@
+"""Request and Generation: the caller's side of a request, and the output side of each sample.
+
+The scheduler never sees these. A Request is the handle that `Engine.add` returns; its generations
+grow with every step and `output` turns them into a RequestOutput at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headrace.engine.drawing import Drawn, SamplerState, TextStream
+from headrace.engine.outputs import (
+    CompletionOutput,
+    Delta,
+    Logprob,
+    LogprobEntry,
+    RequestMetrics,
+    RequestOutput,
+)
+from headrace.engine.params import SamplingParams
+from headrace.engine.request import FinishReason, Sequence
+from headrace.engine.stopping import StopFilter
+
+#: Text of one token by itself, for logprobs.
+TokenText = Callable[[int], str]
+
+
+class Generation:
+    """One sample's output: text, logprobs, end. Mutated only by the engine's commit."""
+
+    __slots__ = (
+        "_texts",
+        "cumulative_logprob",
+        "error",
+        "finish_reason",
+        "index",
+        "logprobs",
+        "request",
+        "sampler_state",
+        "sequence",
+        "stop_filter",
+        "stop_reason",
+        "stream",
+        "token_ids",
+        "trace",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        index: int,
+        sequence: Sequence,
+        sampler_state: SamplerState,
+        stream: TextStream | None,
+    ) -> None:
+        params = request.params
+        self.request = request
+        self.index = index
+        self.sequence = sequence
+        self.sampler_state = sampler_state
+        self.stream = stream
+        self.stop_filter = StopFilter(params.stop, params.include_stop_str_in_output)
+        self.token_ids: list[int] = []
+        self.logprobs: list[LogprobEntry] | None = None if params.logprobs is None else []
+        self.cumulative_logprob: float | None = None if params.logprobs is None else 0.0
+        self.trace: list[object] | None = [] if params.trace else None
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.error: str | None = None
+        self._texts: list[str] = []
+        sequence.generation = self
+
+    @property
+    def text(self) -> str:
+        """All text released so far."""
+        if len(self._texts) > 1:
+            self._texts = ["".join(self._texts)]
+        return self._texts[0] if self._texts else ""
+
+    def accept(self, drawn: Drawn) -> Delta:
+        """Appends a drawn token: ids, logprobs, text, stop checks. May set finish_reason."""
+        request = self.request
+        token = drawn.token
+        self.token_ids.append(token)
+        self.sequence.tokens.append(token)
+        self.sampler_state.accept(token)
+        entries: list[LogprobEntry] | None = None
+        if self.logprobs is not None:
+            assert self.cumulative_logprob is not None
+            entries = [entry_of(token, drawn, request.params.logprobs or 0, request.token_text)]
+            self.logprobs += entries
+            self.cumulative_logprob += drawn.logprob
+        if self.trace is not None:
+            self.trace.append(drawn.trace)
+        text = self._advance_text(token)
+        if self.finish_reason is None and self.sequence.num_tokens >= self.sequence.max_num_tokens:
+            self.finish_reason = FinishReason.LENGTH
+        if self.finish_reason is not None:
+            text += self._rest()
+        return self._delta(text, [token], entries)
+
+    def end(self, reason: FinishReason, error: str | None = None) -> Delta:
+        """Ends the sample without another token."""
+        text = self._rest()
+        self.finish_reason, self.stop_reason, self.error = reason, None, error
+        return self._delta(text, [], None)
+
+    def _advance_text(self, token: int) -> str:
+        request = self.request
+        params = request.params
+        stops = token in params.stop_token_ids
+        if stops or (token in request.eos_ids and not params.ignore_eos):
+            self.finish_reason = FinishReason.STOP
+            self.stop_reason = token if stops else None
+            if not (stops and params.include_stop_str_in_output):
+                return ""
+        if self.stream is None:
+            return ""
+        return self._filter(self.stream.push(token))
+
+    def _filter(self, piece: str) -> str:
+        text = self.stop_filter.push(piece)
+        if self.stop_filter.matched is not None:
+            self.finish_reason = FinishReason.STOP
+            self.stop_reason = self.stop_filter.matched
+        return text
+
+    def _rest(self) -> str:
+        """Text still inside the detokenizer or held back; nothing after a matched stop string."""
+        if self.stream is None or self.stop_filter.matched is not None:
+            return ""
+        text = self._filter(self.stream.finish())
+        return text if self.stop_filter.matched is not None else text + self.stop_filter.flush()
+
+    def _delta(self, text: str, tokens: list[int], logprobs: list[LogprobEntry] | None) -> Delta:
+        if text:
+            self._texts.append(text)
+        reason = self.finish_reason
+        return Delta(
+            request_id=self.request.request_id,
+            index=self.index,
+            text=text,
+            token_ids=tokens,
+            logprobs=logprobs,
+            finish_reason=None if reason is None else reason.value,
+            stop_reason=self.stop_reason if reason is not None else None,
+            error=self.error,
+        )
+
+    def output(self) -> CompletionOutput:
+        """A snapshot; lists are the live ones once finished, copies before."""
+        reason = self.finish_reason
+        return CompletionOutput(
+            index=self.index,
+            text=self.text,
+            token_ids=list(self.token_ids),
+            cumulative_logprob=self.cumulative_logprob,
+            logprobs=None if self.logprobs is None else list(self.logprobs),
+            finish_reason=None if reason is None else reason.value,
+            stop_reason=self.stop_reason,
+            error=self.error,
+            trace=None if self.trace is None else list(self.trace),
+        )
+
+
+class Request:
+    """Handle of an admitted request. Read it; only the engine writes.
+
+    arrived_s … finished_s: monotonic clock, None until it happened.
+    """
+
+    def __init__(
+        self,
+        request_id: int,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        seed: int,
+        eos_ids: frozenset[int],
+        token_text: TokenText | None,
+        arrived_s: float,
+    ) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.prompt_token_ids = prompt_token_ids
+        self.params = params
+        self.seed = seed
+        self.eos_ids = eos_ids
+        self.token_text = token_text
+        self.generations: list[Generation] = []
+        self.prompt_logprobs: list[LogprobEntry | None] | None = (
+            None if params.prompt_logprobs is None else [None]
+        )
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.cache_note: str | None = None
+        self.arrived_s = arrived_s
+        self.scheduled_s: float | None = None
+        self.first_token_s: float | None = None
+        self.finished_s: float | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether every sample has ended."""
+        return self.finished_s is not None
+
+    def metrics(self) -> RequestMetrics:
+        """The account so far."""
+        return RequestMetrics(
+            queue_s=_since(self.arrived_s, self.scheduled_s),
+            prefill_s=_since(self.scheduled_s, self.first_token_s),
+            decode_s=_since(self.first_token_s, self.finished_s),
+            time_to_first_token_s=_since(self.arrived_s, self.first_token_s),
+            total_s=_since(self.arrived_s, self.finished_s),
+            num_prompt_tokens=len(self.prompt_token_ids),
+            num_output_tokens=sum(len(g.token_ids) for g in self.generations),
+            num_cached_tokens=self.num_cached_tokens,
+            num_computed_tokens=self.num_computed_tokens,
+            num_preemptions=self.num_preemptions,
+            cache_note=self.cache_note,
+        )
+
+    def output(self) -> RequestOutput:
+        """What the request has produced so far, samples in index order."""
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=[g.output() for g in self.generations],
+            prompt_logprobs=self.prompt_logprobs,
+            finished=self.finished,
+            num_cached_tokens=self.num_cached_tokens,
+            seed=self.seed,
+            metrics=self.metrics(),
+        )
+
+
+def _since(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start
+
+
+def entry_of(
+    token: int, drawn: Drawn, num_top: int, token_text: TokenText | None
+) -> LogprobEntry:
+    """The chosen token and the num_top most probable, id → Logprob; the chosen one comes first."""
+
+    def text(token_id: int) -> str | None:
+        return None if token_text is None else token_text(token_id)
+
+    entry = {token: Logprob(drawn.logprob, drawn.rank, text(token))}
+    for rank, (token_id, logprob) in enumerate(drawn.top[:num_top], start=1):
+        if token_id != token:
+            entry[token_id] = Logprob(logprob, rank, text(token_id))
+    return entry

@@ -1,0 +1,266 @@
+"""Scheduler: which sequences compute how many tokens in the next step, on which blocks.
+
+Deterministic bookkeeping over sequences and block counts: no clock, no tensors, no token values, no
+text; so the simulator can drive the very same code. One call of `schedule` decides one step:
+
+1. Tokens. Sequences that want one token (decodes) come first, so that a long prompt never stalls
+   them; then the others share what is left of the token budget, oldest first (chunked prefill).
+2. Blocks, oldest first. When there are none left: kept histories go first, then the newest running
+   sequence is preempted (its blocks freed, everything recomputed later). An older sequence is
+   never preempted for a newer one and a request that cannot fit alone was refused at the door, so
+   the oldest always advances: no livelock.
+3. Admission from the head of the waiting queue (first come, first served), unless something was
+   just preempted. With others running, a newcomer must fit with all tokens it has today, beside
+   what the running ones still need for theirs: this keeps preemption rare.
+
+Static batching is a rule of admission: a new batch enters only when the last one is completely
+done.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass, field
+from enum import Enum
+
+from headrace.engine.blocks import BlockManager
+from headrace.engine.history import Histories
+from headrace.engine.request import Sequence, Status
+from headrace.engine.sizing import peak_blocks
+
+
+class Batching(Enum):
+    CONTINUOUS = "continuous"
+    STATIC = "static"
+
+
+@dataclass(frozen=True, slots=True)
+class StepBudget:
+    """Limits of one step. max_prefill_tokens: most tokens of all non-decoding sequences together.
+
+    whole_history: the no_cache path; a step computes a sequence from position 0 or not at all.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_prefill_tokens: int
+    batching: Batching = Batching.CONTINUOUS
+    whole_history: bool = False
+
+
+@dataclass(slots=True)
+class Plan:
+    """One step. sequences[i] computes its next num_new_tokens[i] tokens; its blocks
+    hold them. admitted, preempted: moved into and out of the running set by this call."""
+
+    sequences: list[Sequence] = field(default_factory=list)
+    num_new_tokens: list[int] = field(default_factory=list)
+    admitted: list[Sequence] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.num_new_tokens)
+
+
+def _order(sequence: Sequence) -> tuple[int, int]:
+    return sequence.order
+
+
+class Scheduler:
+    """waiting and running: sequences by age, oldest first. A sequence is in at most one of them."""
+
+    def __init__(self, budget: StepBudget, manager: BlockManager, histories: Histories) -> None:
+        assert budget.max_num_batched_tokens >= budget.max_num_seqs
+        self.budget = budget
+        self.manager = manager
+        self.histories = histories
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+
+    def add(self, sequence: Sequence) -> None:
+        """Queues a sequence by its age."""
+        sequence.status = Status.WAITING
+        insort(self.waiting, sequence, key=_order)
+
+    def add_running(self, sequence: Sequence) -> None:
+        """Takes a fork that already has blocks straight into the running set."""
+        sequence.status = Status.RUNNING
+        insort(self.running, sequence, key=_order)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Takes a sequence out, in any state; its blocks, if it still has some, are freed."""
+        if sequence.status is Status.WAITING:
+            self.waiting.remove(sequence)
+        elif sequence.status is Status.RUNNING:
+            self.running.remove(sequence)
+        sequence.status = Status.FINISHED
+        self._free(sequence)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def can_ever_fit(self, num_positions: int) -> bool:
+        """Whether one sequence alone can hold num_positions, computing a token at a time."""
+        return all(
+            self._peak(group, num_positions, 1) <= pool.num_blocks
+            for group, pool in enumerate(self.manager.pools)
+        )
+
+    def schedule(self) -> Plan:
+        """Decides the next step; allocates its blocks. See the module's text."""
+        plan = Plan()
+        self._serve_running(plan)
+        if not plan.preempted and self.waiting:
+            self._admit(plan)
+        assert plan.sequences or not self.has_work, "nothing advances"
+        return plan
+
+    # ---- running sequences ------------------------------------------------------------------
+
+    def _serve_running(self, plan: Plan) -> None:
+        shares = self._share_tokens()
+        index = 0
+        while index < len(self.running):
+            sequence = self.running[index]
+            want = shares[index]
+            if want:
+                granted = self._grant(sequence, want)
+                while not granted and sequence.status is Status.RUNNING:
+                    if self.budget.whole_history:
+                        return  # nobody holds blocks between steps: the others wait for the next
+                    if not self.histories.evict_oldest():
+                        plan.preempted.append(self._preempt_newest())
+                    if sequence.status is Status.RUNNING:
+                        granted = self._grant(sequence, want)
+                if granted:
+                    plan.sequences.append(sequence)
+                    plan.num_new_tokens.append(granted)
+            index += 1
+
+    def _share_tokens(self) -> list[int]:
+        """Tokens of the step for each running sequence, in order of age; see point 1 above."""
+        left = self.budget.max_num_batched_tokens
+        left_prefill = self.budget.max_prefill_tokens
+        if not self.budget.whole_history:
+            left -= sum(s.num_wanted == 1 for s in self.running)
+        shares = []
+        for sequence in self.running:
+            want = sequence.num_wanted
+            if self.budget.whole_history:
+                share = want if want <= left else 0
+                left -= share
+            elif want == 1:
+                share = 1
+            else:
+                share = min(want, left, left_prefill)
+                left -= share
+                left_prefill -= share
+            shares.append(share)
+        return shares
+
+    def _grant(self, sequence: Sequence, want: int) -> int:
+        """Gives a sequence blocks for its next n ≤ want tokens; n, or 0 when it cannot advance."""
+        blocks = sequence.blocks
+        assert blocks is not None
+        start = sequence.num_computed_tokens
+        stored = max(sequence.num_stored_tokens - start, 0)  # rows that are computed, not written
+        if want <= stored:
+            return want
+        granted = stored + self.manager.fit(blocks, start + stored, want - stored)
+        if self.budget.whole_history and granted < want:
+            return 0
+        self.manager.extend(blocks, start + stored, granted - stored)
+        return granted
+
+    def _preempt_newest(self) -> Sequence:
+        assert len(self.running) > 1, "a sequence alone does not fit: refuse it at the door"
+        victim = self.running.pop()
+        self._free(victim)
+        victim.num_preemptions += 1
+        self.add(victim)
+        return victim
+
+    # ---- waiting sequences ------------------------------------------------------------------
+
+    def _admit(self, plan: Plan) -> None:
+        budget = self.budget
+        static = budget.batching is Batching.STATIC
+        if static and self.running:
+            return
+        left = budget.max_num_batched_tokens - plan.num_tokens
+        left_prefill = budget.max_prefill_tokens - sum(n for n in plan.num_new_tokens if n > 1)
+        slots = budget.max_num_seqs - sum(s.num_slots for s in self.running)
+        while self.waiting and self.waiting[0].num_slots <= slots and (left > 0 or static):
+            sequence = self.waiting[0]
+            if not self._open(sequence):
+                break
+            want = sequence.num_wanted
+            if budget.whole_history:
+                share = want if want <= left else 0
+            else:
+                share = min(want, left) if want == 1 else min(want, left, left_prefill)
+            granted = self._grant_admitted(sequence, share) if share else 0
+            if granted == 0 and not (static and share == 0):
+                self._free(sequence)
+                break
+            self.waiting.pop(0)
+            self.add_running(sequence)
+            plan.admitted.append(sequence)
+            slots -= sequence.num_slots
+            if granted:
+                plan.sequences.append(sequence)
+                plan.num_new_tokens.append(granted)
+                left -= granted
+                left_prefill -= granted if granted > 1 else 0
+
+    def _grant_admitted(self, sequence: Sequence, share: int) -> int:
+        """_grant for a newcomer: kept histories make way, running sequences never do."""
+        granted = self._grant(sequence, share)
+        while granted == 0 and self.histories.evict_oldest():
+            granted = self._grant(sequence, share)
+        return granted
+
+    def _open(self, sequence: Sequence) -> bool:
+        """Gives a newcomer its tables, with a kept prefix if there is one. False = no room now."""
+        self.histories.attach(sequence)
+        while sequence.blocks is None:
+            sequence.blocks = self.manager.open(sequence.max_num_positions)
+            if sequence.blocks is None and not self.histories.evict_oldest():
+                return False
+        if self.running and not self.budget.whole_history:
+            while not self._has_room_for(sequence):
+                if not self.histories.evict_oldest():
+                    self._free(sequence)
+                    return False
+        return True
+
+    def _has_room_for(self, sequence: Sequence) -> bool:
+        """Whether the newcomer's tokens of today fit beside what the running ones still need."""
+        for group, pool in enumerate(self.manager.pools):
+            need = self._missing(sequence, group)
+            need += sum(self._missing(other, group) for other in self.running)
+            if need > pool.num_free:
+                return False
+        return True
+
+    def _missing(self, sequence: Sequence, group: int) -> int:
+        """Blocks that a sequence still has to take to compute the tokens it has today."""
+        assert sequence.blocks is not None
+        held = sequence.blocks.num_columns[group] - sequence.blocks.first_columns[group]
+        peak = self._peak(group, sequence.num_tokens, self.budget.max_prefill_tokens)
+        return max(peak - held, 0)
+
+    def _peak(self, group: int, num_positions: int, chunk: int) -> int:
+        manager = self.manager
+        window = manager.windows[group]
+        return peak_blocks(window, num_positions, chunk, manager.block_size, frees_window=True)
+
+    def _free(self, sequence: Sequence) -> None:
+        """Frees the blocks; everything would have to be computed again."""
+        if sequence.blocks is not None:
+            self.manager.close(sequence.blocks)
+            sequence.blocks = None
+        sequence.num_computed_tokens = 0
+        sequence.num_stored_tokens = 0
