@@ -125,7 +125,8 @@ class SequenceBlocks:
     def held(self, group: int) -> list[int]:
         """Block ids held in a group, by column."""
         first, end = self.first_columns[group], self.num_columns[group]
-        return self.tables[group][first:end].tolist()
+        ids: list[int] = self.tables[group][first:end].tolist()
+        return ids
 
 
 class BlockManager:

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-
 from headrace.engine.blocks import BlockManager, ContiguousBlockManager
 from headrace.engine.config import Allocator, EngineConfig
 from headrace.engine.drawing import Drawn, Logits, Sampler, TextStream
@@ -119,8 +118,8 @@ class Engine:
         if num_prompt + (wanted or 1) > limit:
             asked = "at least 1" if wanted is None else str(wanted)
             raise PromptError(
-                f"The context limit is {limit} tokens; the prompt has {num_prompt} and {asked} more "
-                f"were requested (max_tokens). Shorten the prompt, lower max_tokens or raise "
+                f"The context limit is {limit} tokens; the prompt has {num_prompt} and {asked} "
+                f"more were requested (max_tokens). Shorten the prompt, lower max_tokens or raise "
                 f"max_model_len."
             )
         params.validate_for(num_ids)
@@ -450,5 +449,3 @@ def _mix(x: int) -> int:
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
     return x ^ (x >> 31)
-
-

@@ -240,9 +240,7 @@ def _since(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else end - start
 
 
-def entry_of(
-    token: int, drawn: Drawn, num_top: int, token_text: TokenText | None
-) -> LogprobEntry:
+def entry_of(token: int, drawn: Drawn, num_top: int, token_text: TokenText | None) -> LogprobEntry:
     """The chosen token and the num_top most probable, id → Logprob; the chosen one comes first."""
 
     def text(token_id: int) -> str | None:
