@@ -13,10 +13,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from headrace.engine.config import EngineConfig, EngineOptions, Machine, resolve
+from headrace.engine import sampler
+from headrace.engine.config import Allocator, EngineConfig
 from headrace.engine.core import Engine, Vocabulary
 from headrace.engine.generation import Request
-from headrace.engine.params import SamplingParams
+from headrace.engine.outputs import Delta
+from headrace.engine.scheduler import Batching
+from headrace.engine.sizing import PoolPlan, plan_pools
 from headrace.ops.batch import Batch
 from headrace.ops.kv import KVFormat, KVGroupSpec
 
@@ -39,7 +42,9 @@ def _entry(tokens: npt.ArrayLike, positions: npt.ArrayLike) -> np.uint64:
     """Hash of (token, position) pairs, summed: order enters through the positions."""
     t = np.asarray(tokens).astype(np.uint64)
     p = np.asarray(positions).astype(np.uint64)
-    pairs = _mix((t + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + p * np.uint64(0xD1B54A32D192ED03))
+    pairs = _mix(
+        (t + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + p * np.uint64(0xD1B54A32D192ED03)
+    )
     return np.uint64(pairs.sum(dtype=np.uint64))
 
 
@@ -87,7 +92,9 @@ class ToyModel:
         for source, target in pairs:
             assert source != target
             memory = self.memory[group]
-            memory[target * size : (target + 1) * size] = memory[source * size : (source + 1) * size]
+            memory[target * size : (target + 1) * size] = memory[
+                source * size : (source + 1) * size
+            ]
             self.num_copied += 1
 
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
@@ -103,7 +110,9 @@ class ToyModel:
         self.batches.append(tuple(np.diff(batch.spans).tolist()))
         return self._rows(batch, batch.logit_rows)
 
-    def prompt_logits(self, batch: Batch, rows_per_call: int = 8) -> Iterator[npt.NDArray[np.float32]]:
+    def prompt_logits(
+        self, batch: Batch, rows_per_call: int = 8
+    ) -> Iterator[npt.NDArray[np.float32]]:
         for first in range(0, len(batch.prompt_rows), rows_per_call):
             yield self._rows(batch, batch.prompt_rows[first : first + rows_per_call])
 
@@ -177,3 +186,105 @@ class Letters:
 
 def letter(token_id: int) -> str:
     return chr(ord("A") + token_id) if token_id < 26 else chr(ord("а") + token_id - 26)
+
+
+# ---- engines and expectations ---------------------------------------------------------------
+
+
+def make_engine(
+    model: ToyModel,
+    *,
+    max_model_len: int = 96,
+    max_num_seqs: int = 4,
+    budget: int = 32,
+    prefill: int | None = None,
+    block_size: int = 4,
+    num_blocks: Sequence[int] | None = None,
+    allocator: Allocator = Allocator.PAGED,
+    batching: Batching = Batching.CONTINUOUS,
+    eos_ids: frozenset[int] = frozenset(),
+    seed: int | None = None,
+    max_queue: int = 1000,
+    text: bool = True,
+) -> Engine:
+    """An engine over the toy model that checks its invariants after every step."""
+    if allocator is Allocator.NONE:
+        budget = max(budget, max_model_len)
+    pools = plan_pools(
+        model.groups,
+        KVFormat.F32,
+        block_size,
+        budget_bytes=None,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_chunk=prefill or budget,
+        frees_window=allocator is Allocator.PAGED,
+    )
+    if num_blocks is not None:
+        pools = PoolPlan(tuple(num_blocks), pools.block_bytes)
+    config = EngineConfig(
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max(budget, max_num_seqs),
+        max_prefill_tokens=min(prefill or budget, max(budget, max_num_seqs)),
+        block_size=block_size,
+        kv_format=KVFormat.F32,
+        kv_allocator=allocator,
+        batching=batching,
+        pools=pools,
+        num_threads=1,
+        seed=seed,
+        max_queue=max_queue,
+        debug_invariants=True,
+    )
+    vocabulary = Vocabulary(
+        num_ids=model.vocab,
+        eos_ids=eos_ids,
+        new_stream=(lambda skip: Letters()) if text else None,
+        token_text=letter if text else None,
+    )
+    return Engine(model, vocabulary, config)
+
+
+def run_all(engine: Engine, max_steps: int = 5000) -> list[Delta]:
+    """Steps until nothing is left to do; fails when that takes too long (a livelock)."""
+    deltas: list[Delta] = []
+    for _ in range(max_steps):
+        if not engine.has_work:
+            return deltas
+        deltas += engine.step()
+    raise AssertionError("the engine does not come to an end")
+
+
+def expected_tokens(
+    model: ToyModel,
+    request: Request,
+    sample_index: int,
+    max_model_len: int,
+) -> list[int]:
+    """What a sample must be, from the toy's oracle and the sampler alone: no cache, no batch."""
+    params = request.params
+    history = list(request.prompt_token_ids)
+    limit = max_model_len
+    if params.max_tokens is not None:
+        limit = min(limit, len(history) + params.max_tokens)
+    state = sampler.make_state(
+        params,
+        history,
+        eos_ids=sorted(request.eos_ids),
+        seed=request.seed,
+        sample_index=sample_index,
+    )
+    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else request.eos_ids)
+    tokens: list[int] = []
+    while len(history) < limit:
+        row = model.logits(history).reshape(1, -1)
+        drawn = sampler.sample(row, [state], [len(history)], model.vocab)[0]
+        if drawn.status is not sampler.RowStatus.OK:
+            break
+        history.append(drawn.token)
+        tokens.append(drawn.token)
+        state.accept(drawn.token)
+        if drawn.token in stops:
+            break
+    return tokens

@@ -12,15 +12,17 @@ sequence is the same whether it prefills, decodes, resumes or follows a cache hi
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
+from headrace.engine import sampler
 from headrace.engine.blocks import BlockManager, ContiguousBlockManager
 from headrace.engine.config import Allocator, EngineConfig
-from headrace.engine.drawing import Drawn, Logits, Sampler, TextStream
-from headrace.engine.generation import Generation, Request, TokenText
+from headrace.engine.generation import Generation, Request, TextStream, TokenText
 from headrace.engine.history import Histories
 from headrace.engine.outputs import Delta
 from headrace.engine.params import SamplingParams
@@ -31,6 +33,7 @@ from headrace.engine.scoring import PromptScorer
 from headrace.errors import CapacityError, PromptError, UsageError
 from headrace.ops.executor import Executor
 
+Logits = npt.NDArray[np.float32]
 _MASK64 = (1 << 64) - 1
 
 
@@ -53,13 +56,10 @@ class Engine:
     configured KV memory is too small for anything.
     """
 
-    def __init__(
-        self, executor: Executor, sampler: Sampler, vocabulary: Vocabulary, config: EngineConfig
-    ) -> None:
+    def __init__(self, executor: Executor, vocabulary: Vocabulary, config: EngineConfig) -> None:
         self.config = config
         self.vocabulary = vocabulary
         self._executor = executor
-        self._sampler = sampler
         self._whole_history = config.kv_allocator is Allocator.NONE
         self.manager = self._make_manager(executor, config)
         self.histories = Histories(self.manager)
@@ -81,7 +81,7 @@ class Engine:
             max_seqs=config.max_num_seqs,
             max_columns=self.manager.max_columns,
         )
-        self._scorer = PromptScorer(executor, sampler)
+        self._scorer = PromptScorer(executor, vocabulary.num_ids)
         self._requests: dict[int, Request] = {}
         self._next_id = 0
         self.num_steps = 0
@@ -171,9 +171,8 @@ class Engine:
             self.vocabulary.token_text,
             time.monotonic() if arrived_s is None else arrived_s,
         )
-        eos_ids = () if params.ignore_eos else self.vocabulary.eos_ids
-        state = self._sampler.new_state(
-            params, prompt_token_ids, request.seed, sorted({*params.stop_token_ids, *eos_ids})
+        state = sampler.make_state(
+            params, prompt_token_ids, eos_ids=sorted(self.vocabulary.eos_ids), seed=request.seed
         )
         sequence = Sequence(
             (request_id, 0),
@@ -216,7 +215,7 @@ class Engine:
         if params.seed is not None:
             return params.seed
         if self.config.seed is None:
-            return secrets.randbits(64)
+            return sampler.new_seed()
         return _mix(self.config.seed + (request_id + 1) * 0x9E3779B97F4A7C15)
 
     def _new_stream(self, params: SamplingParams) -> TextStream | None:
@@ -236,7 +235,7 @@ class Engine:
         try:
             self._copy_blocks()
             logits = self._executor.run(batch)
-            self._scorer.score(plan, batch)
+            unscored = self._scorer.score(plan, batch)
         except BaseException as error:
             # Whose fault it was cannot be known, and memory may be half written: all of them end.
             deltas = self._fail(plan.sequences, f"The step failed: {error!r}")
@@ -244,7 +243,8 @@ class Engine:
                 raise
         else:
             self._commit(plan)
-            deltas = self._draw(drawing, logits)
+            deltas = self._fail(unscored, "The model gave prompt logits that are not finite.")
+            deltas += self._draw(drawing, logits)
         self._settle(plan)
         self.num_steps += 1
         if self.config.debug_invariants:
@@ -295,6 +295,8 @@ class Engine:
         generations: list[Generation] = []
         for row, sequence in enumerate(drawing):
             assert sequence.generation is not None
+            if sequence.status is not Status.RUNNING:
+                continue  # it failed in this step
             if sequence.num_slots > 1:
                 self._add_siblings(sequence.generation)
                 generations += sequence.generation.request.generations
@@ -302,13 +304,11 @@ class Engine:
             else:
                 generations.append(sequence.generation)
                 rows.append(row)
-        if not generations:
-            return []
-        if len(rows) > len(drawing):
+        if len(rows) != len(drawing):
             logits = logits[rows]
         deltas = self._accept_all(generations, logits)
         for sequence in drawing:
-            if sequence.num_slots > 1:
+            if sequence.num_slots > 1 and sequence.status is Status.RUNNING:
                 self._fork(sequence)
         for generation in generations:
             if generation.finish_reason is not None:
@@ -318,10 +318,11 @@ class Engine:
 
     def _accept_all(self, generations: list[Generation], logits: Logits) -> list[Delta]:
         try:
-            draws = self._sampler.sample(
+            draws = sampler.sample(
                 logits,
                 [g.sampler_state for g in generations],
                 [g.sequence.num_tokens for g in generations],
+                self.vocabulary.num_ids,
             )
         except Exception as error:
             return [g.end(FinishReason.ERROR, f"Sampling failed: {error!r}") for g in generations]
@@ -331,9 +332,7 @@ class Engine:
             for generation, drawn in zip(generations, draws, strict=True)
         ]
 
-    def _accept(self, generation: Generation, drawn: Drawn, now: float) -> Delta:
-        if drawn.error is not None:
-            return generation.end(FinishReason.ERROR, drawn.error)
+    def _accept(self, generation: Generation, drawn: sampler.SampledToken, now: float) -> Delta:
         request = generation.request
         if request.first_token_s is None:
             request.first_token_s = now

@@ -7,8 +7,8 @@ grow with every step and `output` turns them into a RequestOutput at any time.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
-from headrace.engine.drawing import Drawn, SamplerState, TextStream
 from headrace.engine.outputs import (
     CompletionOutput,
     Delta,
@@ -19,7 +19,22 @@ from headrace.engine.outputs import (
 )
 from headrace.engine.params import SamplingParams
 from headrace.engine.request import FinishReason, Sequence
+from headrace.engine.sampler import RowStatus, SampledToken, SamplerState, TokenLogprobs
 from headrace.engine.stopping import StopFilter
+from headrace.engine.trace import SamplerTrace
+
+
+class TextStream(Protocol):
+    """Incremental detokenizer of one sample (formats.detokenizer.Detokenizer)."""
+
+    def push(self, token_id: int) -> str:
+        """Text that this token completes; never part of a character."""
+        ...
+
+    def finish(self) -> str:
+        """The rest, at the end: an incomplete character becomes one U+FFFD."""
+        ...
+
 
 #: Text of one token by itself, for logprobs.
 TokenText = Callable[[int], str]
@@ -63,7 +78,7 @@ class Generation:
         self.token_ids: list[int] = []
         self.logprobs: list[LogprobEntry] | None = None if params.logprobs is None else []
         self.cumulative_logprob: float | None = None if params.logprobs is None else 0.0
-        self.trace: list[object] | None = [] if params.trace else None
+        self.trace: list[SamplerTrace] | None = [] if params.trace else None
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
@@ -77,20 +92,16 @@ class Generation:
             self._texts = ["".join(self._texts)]
         return self._texts[0] if self._texts else ""
 
-    def accept(self, drawn: Drawn) -> Delta:
+    def accept(self, drawn: SampledToken) -> Delta:
         """Appends a drawn token: ids, logprobs, text, stop checks. May set finish_reason."""
-        request = self.request
+        if drawn.status is not RowStatus.OK:
+            return self.end(FinishReason.ERROR, _ROW_ERRORS[drawn.status])
         token = drawn.token
         self.token_ids.append(token)
         self.sequence.tokens.append(token)
         self.sampler_state.accept(token)
-        entries: list[LogprobEntry] | None = None
-        if self.logprobs is not None:
-            assert self.cumulative_logprob is not None
-            entries = [entry_of(token, drawn, request.params.logprobs or 0, request.token_text)]
-            self.logprobs += entries
-            self.cumulative_logprob += drawn.logprob
-        if self.trace is not None:
+        entries = self._note_logprobs(token, drawn.logprobs)
+        if self.trace is not None and drawn.trace is not None:
             self.trace.append(drawn.trace)
         text = self._advance_text(token)
         if self.finish_reason is None and self.sequence.num_tokens >= self.sequence.max_num_tokens:
@@ -104,6 +115,15 @@ class Generation:
         text = self._rest()
         self.finish_reason, self.stop_reason, self.error = reason, None, error
         return self._delta(text, [], None)
+
+    def _note_logprobs(self, token: int, scores: TokenLogprobs | None) -> list[LogprobEntry] | None:
+        if self.logprobs is None or scores is None:
+            return None
+        request = self.request
+        entry = entry_of(token, scores, request.params.logprobs or 0, request.token_text)
+        self.logprobs.append(entry)
+        self.cumulative_logprob = (self.cumulative_logprob or 0.0) + scores.logprob
+        return [entry]
 
     def _advance_text(self, token: int) -> str:
         request = self.request
@@ -240,14 +260,22 @@ def _since(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else end - start
 
 
-def entry_of(token: int, drawn: Drawn, num_top: int, token_text: TokenText | None) -> LogprobEntry:
+def entry_of(
+    token: int, scores: TokenLogprobs, num_top: int, token_text: TokenText | None
+) -> LogprobEntry:
     """The chosen token and the num_top most probable, id → Logprob; the chosen one comes first."""
 
     def text(token_id: int) -> str | None:
         return None if token_text is None else token_text(token_id)
 
-    entry = {token: Logprob(drawn.logprob, drawn.rank, text(token))}
-    for rank, (token_id, logprob) in enumerate(drawn.top[:num_top], start=1):
+    entry = {token: Logprob(scores.logprob, scores.rank, text(token))}
+    for rank, (token_id, logprob) in enumerate(scores.top[:num_top], start=1):
         if token_id != token:
             entry[token_id] = Logprob(logprob, rank, text(token_id))
     return entry
+
+
+_ROW_ERRORS = {
+    RowStatus.NON_FINITE: "The model gave logits that are not finite; no token can be drawn.",
+    RowStatus.NO_CANDIDATES: "No token can be drawn: every candidate is banned or not allowed.",
+}

@@ -6,7 +6,8 @@ The shapes follow vLLM's RequestOutput and CompletionOutput. Plain data; nothing
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+
+from headrace.engine.trace import SamplerTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
-    trace: list[Any] | None = None
+    trace: list[SamplerTrace] | None = None
 
 
 @dataclass(slots=True)

@@ -7,7 +7,10 @@ were already scored are not scored again.
 
 from __future__ import annotations
 
-from headrace.engine.drawing import Logits, Sampler
+import numpy as np
+import numpy.typing as npt
+
+from headrace.engine import sampler
 from headrace.engine.generation import Request, entry_of
 from headrace.engine.request import Sequence
 from headrace.engine.scheduler import Plan
@@ -18,11 +21,14 @@ ROWS_PER_CALL = 8
 
 
 class PromptScorer:
-    """Asks for the rows of a step and stores their logprobs in the requests."""
+    """Asks for the rows of a step and stores their logprobs in the requests.
 
-    def __init__(self, executor: Executor, sampler: Sampler) -> None:
+    num_ids: ids at and above it (a padded vocabulary) have no part in any probability.
+    """
+
+    def __init__(self, executor: Executor, num_ids: int) -> None:
         self._executor = executor
-        self._sampler = sampler
+        self._num_ids = num_ids
 
     def rows(self, plan: Plan) -> list[int]:
         """Rows of the step, ascending, whose logits are wanted for prompt logprobs."""
@@ -30,36 +36,48 @@ class PromptScorer:
         first = 0
         for sequence, count in zip(plan.sequences, plan.num_new_tokens, strict=True):
             start = sequence.num_computed_tokens
-            begin, end = _wanted(sequence, start, count)
+            begin, end = _wanted(sequence, count)
             rows += range(first + begin - start, first + end - start)
             first += count
         return rows
 
-    def score(self, plan: Plan, batch: Batch) -> None:
-        """Scores the rows of the step just run. Call before the step is committed."""
+    def score(self, plan: Plan, batch: Batch) -> list[Sequence]:
+        """Scores the rows of the step just run, before it is committed. Returns the sequences of
+        which a row is not finite: their logprobs stay incomplete."""
         if not len(batch.prompt_rows):
-            return
+            return []
         wanted = [
-            (_request(sequence), position)
+            (sequence, position)
             for sequence, count in zip(plan.sequences, plan.num_new_tokens, strict=True)
-            for position in range(*_wanted(sequence, sequence.num_computed_tokens, count))
+            for position in range(*_wanted(sequence, count))
         ]
+        failed: list[Sequence] = []
         done = 0
         for logits in self._executor.prompt_logits(batch, ROWS_PER_CALL):
             part = wanted[done : done + len(logits)]
             done += len(logits)
-            self._score_rows(logits, part)
+            failed += self._score_rows(logits, part)
         assert done == len(wanted), "prompt rows are missing"
+        return failed
 
-    def _score_rows(self, logits: Logits, part: list[tuple[Request, int]]) -> None:
-        num_top = max(request.params.prompt_logprobs or 0 for request, _ in part)
-        tokens = [request.prompt_token_ids[position + 1] for request, position in part]
-        scores = self._sampler.score(logits, tokens, num_top)
-        for (request, _), token, drawn in zip(part, tokens, scores, strict=True):
+    def _score_rows(
+        self, logits: npt.NDArray[np.float32], part: list[tuple[Sequence, int]]
+    ) -> list[Sequence]:
+        requests = [_request(sequence) for sequence, _ in part]
+        tokens = [sequence.tokens[position + 1] for sequence, position in part]
+        num_top = max(request.params.prompt_logprobs or 0 for request in requests)
+        failed = []
+        scores = sampler.token_logprobs(logits, tokens, num_top, self._num_ids)
+        for (sequence, _), request, token, score in zip(
+            part, requests, tokens, scores, strict=True
+        ):
             assert request.prompt_logprobs is not None
+            if score is None:
+                failed.append(sequence)
+                continue
             num_own = request.params.prompt_logprobs or 0
-            entry = entry_of(token, drawn, num_own, request.token_text)
-            request.prompt_logprobs.append(entry)
+            request.prompt_logprobs.append(entry_of(token, score, num_own, request.token_text))
+        return failed
 
 
 def _request(sequence: Sequence) -> Request:
@@ -67,8 +85,10 @@ def _request(sequence: Sequence) -> Request:
     return sequence.generation.request
 
 
-def _wanted(sequence: Sequence, start: int, count: int) -> tuple[int, int]:
-    """Positions of this chunk whose logits score a prompt token not yet scored: [begin, end)."""
+def _wanted(sequence: Sequence, count: int) -> tuple[int, int]:
+    """Positions of the next `count` whose logits score a prompt token not yet scored:
+    [begin, end)."""
+    start = sequence.num_computed_tokens
     request = _request(sequence)
     if request.prompt_logprobs is None:
         return start, start

@@ -1,0 +1,215 @@
+"""Random arrivals, aborts, forks, turns of a chat, tiny caches and chunk sizes, on every allocator.
+
+Whatever happens to a request, its tokens are those of the toy's oracle, which knows no cache and no
+neighbours; block counts agree after every step; everyone ends with one finish reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from toy import FULL, VOCAB, ToyModel, expected_tokens, make_engine, run_all, window_group
+
+from headrace.engine.config import Allocator
+from headrace.engine.core import Engine
+from headrace.engine.generation import Request
+from headrace.engine.params import SamplingParams
+from headrace.engine.scheduler import Batching
+from headrace.engine.sizing import peak_blocks
+
+MAX_LEN = 64
+GROUPS = {
+    "full": (FULL,),
+    "window": (window_group(),),
+    "full+window": (FULL, window_group()),
+    "two windows": (window_group(9), window_group(33)),
+}
+
+
+@dataclass
+class Run:
+    """One random history of an engine."""
+
+    model: ToyModel
+    engine: Engine
+    requests: list[Request] = field(default_factory=list)
+    last_of_session: dict[str, Request] = field(default_factory=dict)
+    events: Counter[str] = field(default_factory=Counter)
+    deltas: list[Any] = field(default_factory=list)
+
+    def add(self, prompt: list[int], params: SamplingParams, session: str | None) -> None:
+        request = self.engine.add(prompt, params, session=session)
+        self.requests.append(request)
+        if session is not None:
+            self.last_of_session[session] = request
+
+    def next_turn(self, session: str, cut: int, extra: list[int]) -> list[int]:
+        """The session's last text, changed from `cut` on and continued."""
+        last = self.last_of_session.get(session)
+        if last is None:
+            return extra
+        history = last.prompt_token_ids + last.generations[0].token_ids
+        return (history[: max(len(history) - cut, 0)] + extra)[-(MAX_LEN - 1) :]
+
+
+tokens = st.integers(0, VOCAB - 1)
+prompts = st.lists(tokens, min_size=1, max_size=40)
+
+
+@st.composite
+def params(draw: st.DrawFn) -> SamplingParams:
+    return SamplingParams(
+        n=draw(st.sampled_from([1, 1, 1, 2, 3])),
+        temperature=draw(st.sampled_from([0.0, 1.0])),
+        seed=draw(st.integers(0, 5)),
+        max_tokens=draw(st.integers(1, 23)),
+        ignore_eos=draw(st.booleans()),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.3])),
+        prompt_logprobs=draw(st.sampled_from([None, None, None, 2])),
+    )
+
+
+actions = st.one_of(
+    st.tuples(st.just("add"), prompts, params(), st.sampled_from([None, None, "a", "b"])),
+    st.tuples(st.just("turn"), st.sampled_from("ab"), st.integers(0, 12), prompts, params()),
+    st.tuples(st.just("step"), st.integers(1, 9)),
+    st.tuples(st.just("abort"), st.integers(0, 20)),
+)
+
+
+@st.composite
+def engines(draw: st.DrawFn, allocators: list[Allocator]) -> tuple[ToyModel, Engine]:
+    groups = GROUPS[draw(st.sampled_from(sorted(GROUPS)))]
+    allocator = draw(st.sampled_from(allocators))
+    block_size = draw(st.sampled_from([1, 3, 4, 16]))
+    budget = draw(st.sampled_from([3, 4, 7, 16, 17, 64]))
+    prefill = draw(st.sampled_from([None, 1, 5]))
+    least = [
+        peak_blocks(g.window, MAX_LEN, 1, block_size, frees_window=allocator is Allocator.PAGED)
+        for g in groups
+    ]
+    slack = draw(st.sampled_from([0, 1, 5, 100]))
+    model = ToyModel(groups)
+    return model, make_engine(
+        model,
+        max_model_len=MAX_LEN,
+        max_num_seqs=3,
+        budget=budget,
+        prefill=prefill,
+        block_size=block_size,
+        num_blocks=[n + slack for n in least],
+        allocator=allocator,
+        batching=draw(st.sampled_from(list(Batching))),
+        eos_ids=frozenset(draw(st.sampled_from([[], [7], [1, 2, 3, 4, 5]]))),
+    )
+
+
+def play(run: Run, steps: list[tuple[Any, ...]]) -> None:
+    for kind, *args in steps:
+        if kind == "add":
+            prompt, p, session = args
+            run.add(prompt, p.replace(max_tokens=min(p.max_tokens, MAX_LEN - len(prompt))), session)
+        elif kind == "turn":
+            session, cut, extra, p = args
+            prompt = run.next_turn(session, cut, extra)
+            run.add(prompt, p.replace(max_tokens=min(p.max_tokens, MAX_LEN - len(prompt))), session)
+        elif kind == "step":
+            for _ in range(args[0]):
+                run.deltas += run.engine.step()
+        elif kind == "abort" and run.requests:
+            request = run.requests[args[0] % len(run.requests)]
+            run.deltas += run.engine.abort(request)
+            run.engine.check_invariants()
+    run.deltas += run_all(run.engine)
+
+
+def check(run: Run) -> None:
+    text: Counter[tuple[int, int]] = Counter()
+    ends: Counter[tuple[int, int]] = Counter()
+    pieces: dict[tuple[int, int], list[int]] = {}
+    for delta in run.deltas:
+        key = (delta.request_id, delta.index)
+        assert ends[key] == 0, "a delta after the end"
+        ends[key] += delta.finish_reason is not None
+        text[key] += len(delta.text)
+        pieces.setdefault(key, []).extend(delta.token_ids)
+    for request in run.requests:
+        assert request.finished
+        for generation in request.generations:
+            key = (request.request_id, generation.index)
+            assert ends[key] == 1, "one finish reason per sample"
+            assert pieces[key] == generation.token_ids
+            want = expected_tokens(run.model, request, generation.index, MAX_LEN)
+            aborted = generation.finish_reason is not None and (
+                generation.finish_reason.value == "abort"
+            )
+            got = generation.token_ids
+            assert (want[: len(got)] if aborted else want) == got
+            assert len(generation.text) <= text[key]
+        if request.prompt_logprobs is not None and not any(
+            g.finish_reason is not None and g.finish_reason.value == "abort"
+            for g in request.generations
+        ):
+            assert len(request.prompt_logprobs) == len(request.prompt_token_ids)
+        run.events["preempted"] += request.num_preemptions
+        run.events["cached"] += request.num_cached_tokens
+    for session in ("a", "b"):
+        run.engine.drop_history(session)
+    run.engine.check_invariants()
+    manager = run.engine.manager
+    assert manager.free_counts == tuple(p.num_blocks for p in manager.pools), "a block leaked"
+    limit = run.engine.config.max_num_batched_tokens
+    assert all(sum(b) <= limit for b in run.model.batches), "token budget exceeded"
+    assert all(len(b) <= 3 for b in run.model.batches), "too many sequences in a step"
+
+
+@settings(
+    max_examples=250,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(engines([Allocator.PAGED]), st.lists(actions, max_size=14))
+def test_paged(pair: tuple[ToyModel, Engine], steps: list[tuple[Any, ...]]) -> None:
+    run = Run(*pair)
+    play(run, steps)
+    check(run)
+
+
+@settings(
+    max_examples=80,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(engines([Allocator.CONTIGUOUS, Allocator.NONE]), st.lists(actions, max_size=10))
+def test_other_allocators(pair: tuple[ToyModel, Engine], steps: list[tuple[Any, ...]]) -> None:
+    run = Run(*pair)
+    play(run, steps)
+    check(run)
+
+
+@pytest.mark.parametrize("groups", sorted(GROUPS))
+def test_the_events_really_happen(groups: str) -> None:
+    """The property tests would be empty if tiny pools never preempted and chats never hit."""
+    model = ToyModel(GROUPS[groups])
+    least = [peak_blocks(g.window, MAX_LEN, 1, 4, frees_window=True) for g in model.groups]
+    run = Run(model, make_engine(model, max_model_len=MAX_LEN, max_num_seqs=3, num_blocks=least))
+    greedy = SamplingParams(max_tokens=24, temperature=0)
+    steps: list[tuple[Any, ...]] = [
+        ("add", list(range(30)), greedy, "a"),
+        ("step", 200),
+        ("turn", "a", 0, [5, 6], greedy.replace(max_tokens=2)),
+        ("step", 200),
+    ]
+    steps += [
+        ("add", list(range(i, i + 4)), greedy.replace(max_tokens=40, n=3), None) for i in range(3)
+    ]
+    play(run, steps)
+    check(run)
+    assert run.events["preempted"] > 0
+    assert run.events["cached"] > 0
+    assert model.num_copied > 0
