@@ -21,10 +21,11 @@ from headrace.quant.formats import BF16, F16, F32, NumberFormat
 MAX_HEADER_BYTES = 100_000_000
 _MAX_AXES = 16
 _READ: dict[str, NumberFormat] = {f.name: f for f in (F32, F16, BF16)}
-#: Bytes per element of the other types; a type not listed is accepted unsized, and never read.
-_UNREAD_BYTES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U16": 2, "I16": 2,
-    "U32": 4, "I32": 4, "U64": 8, "I64": 8, "F64": 8, "C64": 8,
+#: Bits per element of the types that exist but that Headrace does not compute with.
+_UNREAD_BITS = {
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8,
+    "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32,
+    "U64": 64, "I64": 64, "F64": 64, "C64": 64,
 }  # fmt: skip
 
 
@@ -34,6 +35,9 @@ def read_safetensors_header(buffer: memoryview, source: str) -> dict[str, Stored
     buffer: the whole file, uint8. source: what to call it in messages. Raises ModelFileError.
     """
     header, data_start = _read_json(buffer, source)
+    notes = header.get("__metadata__") or {}
+    if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
+        _fail(source, "'__metadata__' does not map names to texts.")
     tensors = [
         (begin, end, StoredTensor(name, shape, number_format, dtype, source, data))
         for name, begin, end, dtype, shape, number_format, data in (
@@ -110,11 +114,15 @@ def _entry(
 ) -> tuple[str, int, int, str, tuple[int, ...], NumberFormat | None, memoryview]:
     """One checked line of the table: its byte range inside the data, and what lies there."""
     what = f"tensor {shorten(name)}"
-    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= set(entry):
         _fail(source, f"{what} is not described by dtype, shape and data_offsets.")
     dtype = entry["dtype"]
-    if not isinstance(dtype, str):
-        _fail(source, f"{what} has no number format.")
+    if not isinstance(dtype, str) or (dtype not in _READ and dtype not in _UNREAD_BITS):
+        _fail(
+            source,
+            f"{what} has number format {shorten(str(dtype))}, which is unknown "
+            f"(Headrace reads {', '.join(_READ)} from safetensors).",
+        )
     shape = _counts(entry["shape"])
     if shape is None or len(shape) > _MAX_AXES:
         _fail(source, f"{what} has no valid shape ({shorten(str(entry['shape']))}).")
@@ -129,15 +137,15 @@ def _entry(
             f"file has {len(buffer)}; download it again.",
         )
     number_format = _READ.get(dtype)
-    item_bytes = number_format.block_bytes if number_format else _UNREAD_BYTES.get(dtype)
-    if item_bytes is not None and end - begin != math.prod(shape) * item_bytes:
+    item_bits = 8 * number_format.block_bytes if number_format else _UNREAD_BITS[dtype]
+    if 8 * (end - begin) != math.prod(shape) * item_bits:
         _fail(
             source,
             f"{what} has {end - begin} bytes, but shape {list(shape)} in {dtype} takes "
-            f"{math.prod(shape) * item_bytes}.",
+            f"{math.prod(shape) * item_bits / 8:.15g}.",
         )
     data = buffer[data_start + begin : data_start + end]
-    return name, begin, end, shorten(dtype)[1:-1], shape or (1,), number_format, data
+    return name, begin, end, dtype, shape or (1,), number_format, data
 
 
 def _counts(value: object) -> tuple[int, ...] | None:
