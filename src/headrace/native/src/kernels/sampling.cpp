@@ -103,13 +103,20 @@ double weights(const double* z, double* w, int64_t n, double m) {
   return fold(lane);
 }
 
+// A weight of 0 means a depth below kExpFloor, so the clamp keeps 0 · −infinity out and changes
+// nothing else. (Not a choice between 0 and a product: see exp_nonpositive.)
 double weighted_depth(const double* z, const double* w, int64_t n, double m) {
   double lane[kLanes] = {};
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes)
-    for (int l = 0; l < kLanes; ++l)
-      lane[l] = lane[l] + (w[i + l] == 0.0 ? 0.0 : w[i + l] * (z[i + l] - m));
-  for (int l = 0; i < n; ++i, ++l) lane[l] = lane[l] + (w[i] == 0.0 ? 0.0 : w[i] * (z[i] - m));
+    for (int l = 0; l < kLanes; ++l) {
+      const double depth = z[i + l] - m;
+      lane[l] = lane[l] + w[i + l] * (depth < kExpFloor ? kExpFloor : depth);
+    }
+  for (int l = 0; i < n; ++i, ++l) {
+    const double depth = z[i] - m;
+    lane[l] = lane[l] + w[i] * (depth < kExpFloor ? kExpFloor : depth);
+  }
   return fold(lane);
 }
 
