@@ -69,7 +69,7 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
         | {
             "head_dim": 22,
             "sliding_window": 19,
-            "query_pre_attn_scalar": 13,
+            "query_pre_attn_scalar": 22,
             "rope_parameters": {
                 "full_attention": {"rope_type": "default", "rope_theta": 1_000_000.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
@@ -82,6 +82,7 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
         | {
             "head_dim": 16,
             "sliding_window": 8,
+            "query_pre_attn_scalar": 13,
             "final_logit_softcapping": 3.0,
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
         },
@@ -212,7 +213,8 @@ def _write_metadata(writer: Any, arch: str, config: dict[str, Any]) -> None:
     writer.add_context_length(get("max_position_embeddings", "n_positions"))
     writer.add_embedding_length(hidden)
     writer.add_block_count(get("num_hidden_layers", "n_layer"))
-    writer.add_feed_forward_length(get("intermediate_size", "n_inner"))
+    stated = config.get("intermediate_size") or config.get("n_inner")
+    writer.add_feed_forward_length(stated or 4 * hidden)
     writer.add_head_count(heads)
     if arch == "gpt2":
         writer.add_layer_norm_eps(config["layer_norm_epsilon"])
