@@ -1,0 +1,61 @@
+# Two doors: `make run` answers a prompt, `make test` runs the default suite. Both set up everything.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip --disable-pip-version-check --quiet
+MODEL  ?= smollm2-135m
+PROMPT ?= Explain in two sentences why the sky is blue.
+NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/headrace/native/src/*.* src/headrace/native/src/kernels/*.*)
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: run test test-unit test-models test-sanitize check format bench clean help
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
+
+run: $(VENV)/installed  ## install, build, fetch the default model, answer a prompt
+	@$(BIN)/headrace generate $(MODEL) --chat -p "$(PROMPT)" -n 96 --stats
+
+test: $(VENV)/dev  ## the default suite: unit, oracles on tiny models, smollm2 and gemma3
+	$(PYTEST) -m "not large" $(ARGS)
+
+test-unit: $(VENV)/dev  ## no torch, no models
+	$(PYTEST) -m "not large and not models and not torch" $(ARGS)
+
+test-models: $(VENV)/peers  ## four models, every instruction set, 1 and 2 threads, llama.cpp
+	$(PYTEST) -m "large or models" $(ARGS)
+
+test-sanitize: $(VENV)/dev  ## native tests under address and undefined-behaviour sanitizers
+	scripts/test-sanitize $(ARGS)
+
+check: $(VENV)/dev  ## ruff, mypy, import-linter, clang-format
+	scripts/check
+
+format: $(VENV)/dev  ## apply ruff and clang-format
+	$(BIN)/ruff check --fix --quiet src tests tools
+	$(BIN)/ruff format src tests tools
+	$(BIN)/clang-format -i src/headrace/native/src/*.h src/headrace/native/src/*.cpp src/headrace/native/src/kernels/*.cpp
+
+bench: $(VENV)/dev  ## start-up time and memory of the foundation
+	$(BIN)/python tools/bench_foundation.py $(ARGS)
+
+# A stamp per set of dependencies; native sources rebuild the core.
+$(VENV)/installed: $(NATIVE)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing Headrace into $(VENV) (first run: a minute or two)" >&2
+	@$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/installed constraints.txt
+	@echo "Installing test dependencies (torch, transformers, …)" >&2
+	@$(PIP) install -c constraints.txt torch
+	@$(PIP) install -c constraints.txt -e ".[dev]"
+	@touch $@
+
+$(VENV)/peers: $(VENV)/dev
+	@echo "Building llama.cpp as an oracle (a few minutes)" >&2
+	@$(PIP) install -c constraints.txt --no-binary llama-cpp-python llama-cpp-python
+	@touch $@
+
+clean:  ## remove the environment and every build
+	rm -rf $(VENV) build dist src/headrace/native/_core*.so

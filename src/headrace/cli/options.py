@@ -1,0 +1,76 @@
+"""Flags that several commands share: long vLLM spelling first, llama.cpp's short one as alias."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A GGUF file, a Hugging Face directory, an alias, or hf:repo[:quant].",
+        show_default=False,
+    ),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option("--max-tokens", "-n", help="Tokens to generate.", show_default=False),
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        "--max-model-len", "-c", help="Context length (prompt + output).", show_default=False
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", "-t", help="Threads (default: all usable cores).",
+                 show_default=False),
+]  # fmt: skip
+KVFormat = Annotated[
+    str,
+    typer.Option("--kv-cache-dtype", "-ctk", help="KV number format: bf16, f16 or f32."),
+]
+KVMemory = Annotated[
+    str | None,
+    typer.Option("--kv-cache-memory", help="KV budget, e.g. 512MiB.", show_default=False),
+]
+BlockSize = Annotated[int, typer.Option(help="Positions per KV block (multiple of 16).")]
+ChunkTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-num-batched-tokens", "-b", help="Token budget of one step.", show_default=False
+    ),
+]
+Temperature = Annotated[
+    float, typer.Option("--temperature", "--temp", help="0 = greedy.")
+]  # fmt: skip
+TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 = off.")]
+TopP = Annotated[float, typer.Option(help="Smallest set of this probability; 1 = off.")]
+MinP = Annotated[float, typer.Option(help="Drop tokens below min-p × the best; 0 = off.")]
+TypicalP = Annotated[float, typer.Option(help="Locally typical set; 1 = off.")]
+RepetitionPenalty = Annotated[
+    float, typer.Option("--repetition-penalty", "--repeat-penalty", help="1 = off.")
+]
+PresencePenalty = Annotated[float, typer.Option(help="Subtracted once per token in the output.")]
+FrequencyPenalty = Annotated[float, typer.Option(help="Subtracted per occurrence in the output.")]
+Seed = Annotated[
+    int | None, typer.Option("--seed", "-s", help="Noise seed; printed when not given.",
+                             show_default=False)
+]  # fmt: skip
+Stop = Annotated[
+    list[str] | None,
+    typer.Option("--stop", help="Stop string; may be repeated.", show_default=False),
+]
+Offline = Annotated[
+    bool, typer.Option("--offline", help="Use only what is in the local cache.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
+Stats = Annotated[bool, typer.Option("--stats", help="Print a line of statistics to stderr.")]
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """Only the options that were given: the rest keep the defaults of EngineConfig."""
+    return {name: value for name, value in options.items() if value is not None}
