@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import typer
@@ -74,3 +76,14 @@ Stats = Annotated[bool, typer.Option("--stats", help="Print a line of statistics
 def given(**options: Any) -> dict[str, Any]:
     """Only the options that were given: the rest keep the defaults of EngineConfig."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def progress(items: Iterable[int], total: int, label: str) -> Iterator[int]:
+    """Passes items through; a progress bar on stderr when it is a terminal."""
+    if not sys.stderr.isatty():
+        yield from items
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(items, label, total=total, console=Console(stderr=True), transient=True)

@@ -1,0 +1,117 @@
+"""`headrace chat`: a conversation in the terminal; each turn extends the history's KV."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli import options as o
+from headrace.cli.generate import statistics_line
+from headrace.cli.text_input import read_text
+from headrace.errors import PromptError
+
+if TYPE_CHECKING:
+    from headrace.engine.llm import LLM
+    from headrace.engine.params import SamplingParams
+
+_HELP = "/reset starts over, /quit or Ctrl-D ends, Ctrl-C stops an answer."
+
+
+def chat(
+    model: o.Model,
+    system: Annotated[
+        str | None, typer.Option("--system", "-sys", help="System message.", show_default=False)
+    ] = None,
+    max_tokens: o.MaxTokens = 512,
+    max_model_len: o.MaxModelLen = None,
+    temperature: o.Temperature = 0.7,
+    top_k: o.TopK = 0,
+    top_p: o.TopP = 0.95,
+    min_p: o.MinP = 0.0,
+    repetition_penalty: o.RepetitionPenalty = 1.0,
+    seed: o.Seed = None,
+    threads: o.Threads = None,
+    kv_cache_dtype: o.KVFormat = "bf16",
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(help="Jinja template file instead of the model's.", show_default=False),
+    ] = None,
+    offline: o.Offline = False,
+    stats: o.Stats = False,
+) -> None:
+    """Talk to a model over several turns."""
+    from headrace.engine.llm import LLM
+    from headrace.engine.params import SamplingParams
+
+    params = SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+        repetition_penalty=repetition_penalty, seed=seed,
+    )  # fmt: skip
+    llm = LLM(
+        model,
+        kv_cache_dtype=kv_cache_dtype,
+        offline=offline,
+        **o.given(
+            max_model_len=max_model_len,
+            num_threads=threads,
+            chat_template=read_text(chat_template) if chat_template else None,
+        ),
+    )
+    converse(llm, params, system=system, stats=stats)
+
+
+def converse(llm: LLM, params: SamplingParams, *, system: str | None, stats: bool) -> None:
+    """Reads turns from stdin until end of file; prints answers to stdout, prompts to stderr."""
+    interactive = sys.stdin.isatty()
+    if interactive:
+        print(_HELP, file=sys.stderr)
+    start = [{"role": "system", "content": system}] if system else []
+    messages = list(start)
+    while (line := _read_turn(interactive)) is not None:
+        if not line.strip():
+            continue
+        if line.strip() == "/quit":
+            return
+        if line.strip() == "/reset":
+            messages = list(start)
+            continue
+        messages.append({"role": "user", "content": line})
+        answer = _turn(llm, messages, params, stats=stats)
+        if answer is None:
+            messages.pop()
+        else:
+            messages.append({"role": "assistant", "content": answer})
+
+
+def _read_turn(interactive: bool) -> str | None:
+    if interactive:
+        print("> ", end="", file=sys.stderr, flush=True)
+    line = sys.stdin.readline()
+    return line.rstrip("\n") if line else None
+
+
+def _turn(
+    llm: LLM, messages: list[dict[str, str]], params: SamplingParams, *, stats: bool
+) -> str | None:
+    """One answer, streamed; None when the conversation no longer fits the context."""
+    parts: list[str] = []
+    try:
+        stream = llm.stream_chat(messages, params, session="terminal")
+    except PromptError as error:
+        print(f"headrace: {error} /reset starts over.", file=sys.stderr)
+        return None
+    try:
+        for delta in stream:
+            parts.append(delta.text)
+            sys.stdout.write(delta.text)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        stream.abort()
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    if stats:
+        print(statistics_line(stream.result), file=sys.stderr)
+    return "".join(parts)
