@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -49,14 +50,28 @@ class Vocabulary:
     token_text: TokenText | None = None
 
 
+class Observer(Protocol):
+    """Sees what each step computed, and changes nothing (`verify` compares bits through it)."""
+
+    def drawn_from(self, sequence: Sequence, logits: Logits) -> None:
+        """logits: float32 [V] of the sequence's newest token, valid during the call."""
+        ...
+
+
 class Engine:
     """Owns the scheduler, the blocks and the executor's KV memory.
 
-    executor: already bound to weights; gets its KV memory here. Raises CapacityError when the
+    executor: already bound to weights; gets its KV memory here. observer: see Observer. Raises CapacityError when the
     configured KV memory is too small for anything.
     """
 
-    def __init__(self, executor: Executor, vocabulary: Vocabulary, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        vocabulary: Vocabulary,
+        config: EngineConfig,
+        observer: Observer | None = None,
+    ) -> None:
         self.config = config
         self.vocabulary = vocabulary
         self._executor = executor
@@ -82,6 +97,7 @@ class Engine:
             max_columns=self.manager.max_columns,
         )
         self._scorer = PromptScorer(executor, vocabulary.num_ids)
+        self._observer = observer
         self._requests: dict[int, Request] = {}
         self._next_id = 0
         self.num_steps = 0
@@ -297,6 +313,8 @@ class Engine:
             assert sequence.generation is not None
             if sequence.status is not Status.RUNNING:
                 continue  # it failed in this step
+            if self._observer is not None:
+                self._observer.drawn_from(sequence, logits[row])
             if sequence.num_slots > 1:
                 self._add_siblings(sequence.generation)
                 generations += sequence.generation.request.generations
@@ -316,12 +334,16 @@ class Engine:
                 self._close_if_done(generation.request)
         return deltas
 
+    def _draw_positions(self, generations: list[Generation]) -> list[int]:
+        """Absolute positions of the tokens to draw: with the seed, all that the noise depends on."""
+        return [g.sequence.num_tokens for g in generations]
+
     def _accept_all(self, generations: list[Generation], logits: Logits) -> list[Delta]:
         try:
             draws = sampler.sample(
                 logits,
                 [g.sampler_state for g in generations],
-                [g.sequence.num_tokens for g in generations],
+                self._draw_positions(generations),
                 self.vocabulary.num_ids,
             )
         except Exception as error:
