@@ -263,6 +263,8 @@ void register_kernels(nb::module_& m) {
   register_unary(ops, "scale", &KernelTable::scale);
   register_unary(ops, "soft_cap", &KernelTable::soft_cap);
   register_unary(ops, "copy", &KernelTable::copy);
+  register_unary(ops, "exp", &KernelTable::exp);
+  register_unary(ops, "exp_nonpositive", &KernelTable::exp_nonpositive);
   ops.def("add", &add, nb::arg("a"), nb::arg("b"), HR_RUN);
   ops.def("gated", &gated, nb::arg("gate"), nb::arg("up"), nb::arg("kind"), HR_RUN);
   ops.def("rows", &rows, nb::arg("x"), nb::arg("index"), HR_RUN);

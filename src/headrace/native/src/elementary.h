@@ -1,8 +1,8 @@
 // exp and tanh on sixteen lanes, with equal bits on every instruction set.
 //
 // Only operations of simd.h are used, in one fixed order, so a level cannot change a bit. Subnormal
-// results are flushed to zero by the kernel threads' FTZ. Largest errors against float64 over every
-// float32 (tests/native/test_elementwise.py): exp 1.0 ulp, tanh 1.6 ulp.
+// results are flushed to zero by the kernel threads' FTZ. Largest errors against float64 over
+// samples of all float32 (tests/native/test_elementwise.py): exp 1.04 ulp, tanh 1.32 ulp.
 #pragma once
 
 #include "simd.h"

@@ -156,7 +156,7 @@ struct GatedArgs {
   Matrix gate, up, out;
   GateKind kind;
 };
-struct UnaryArgs {      // gelu, scale (value), soft_cap (value), copy
+struct UnaryArgs {      // gelu, scale (value), soft_cap (value), copy, exp
   Matrix x, out;
   float value;
 };
@@ -194,6 +194,7 @@ struct KernelTable {
   OpFn<AttendArgs> attend;
   OpFn<GatedArgs> gated;
   OpFn<UnaryArgs> gelu, scale, soft_cap, copy;
+  OpFn<UnaryArgs> exp, exp_nonpositive;  // elementary.h's, for tests
   OpFn<BinaryArgs> add;
   OpFn<RowsArgs> rows;
   // Bytes of one prepared activation row of k columns; a multiple of 64.

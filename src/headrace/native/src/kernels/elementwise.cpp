@@ -225,6 +225,14 @@ void soft_cap(const headrace::UnaryArgs& args, const Step& step, Worker& worker)
   unary(args, step, worker, [cap](f32x16 x) { return cap * tanh(x / cap); });
 }
 
+void exp(const headrace::UnaryArgs& args, const Step& step, Worker& worker) {
+  unary(args, step, worker, [](f32x16 x) { return exp(x); });
+}
+
+void exp_nonpositive(const headrace::UnaryArgs& args, const Step& step, Worker& worker) {
+  unary(args, step, worker, [](f32x16 x) { return exp_nonpositive(x); });
+}
+
 void copy(const headrace::UnaryArgs& args, const Step& step, Worker& worker) {
   for_chunks(step.count(args.x.rows), args.x.columns, worker,
              [&](int64_t row, int64_t begin, int64_t end) {

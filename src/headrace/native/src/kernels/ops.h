@@ -37,6 +37,8 @@ void gelu(const headrace::UnaryArgs& args, const Step& step, Worker& worker);
 void scale(const headrace::UnaryArgs& args, const Step& step, Worker& worker);
 void soft_cap(const headrace::UnaryArgs& args, const Step& step, Worker& worker);
 void copy(const headrace::UnaryArgs& args, const Step& step, Worker& worker);
+void exp(const headrace::UnaryArgs& args, const Step& step, Worker& worker);
+void exp_nonpositive(const headrace::UnaryArgs& args, const Step& step, Worker& worker);
 void add(const headrace::BinaryArgs& args, const Step& step, Worker& worker);
 void rows(const headrace::RowsArgs& args, const Step& step, Worker& worker);
 

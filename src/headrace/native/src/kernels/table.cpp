@@ -22,6 +22,8 @@ const headrace::KernelTable& kernels() {
       .scale = scale,
       .soft_cap = soft_cap,
       .copy = copy,
+      .exp = exp,
+      .exp_nonpositive = exp_nonpositive,
       .add = add,
       .rows = rows,
       .activation_row_bytes = activation_row_bytes,
