@@ -32,6 +32,7 @@ from headrace.engine.request import FinishReason, Sequence, Status
 from headrace.engine.scheduler import Plan, Scheduler, StepBudget
 from headrace.engine.scoring import PromptScorer
 from headrace.errors import CapacityError, PromptError, UsageError
+from headrace.ops.batch import Batch
 from headrace.ops.executor import Executor
 
 Logits = npt.NDArray[np.float32]
@@ -50,8 +51,21 @@ class Vocabulary:
     token_text: TokenText | None = None
 
 
-class Observer(Protocol):
-    """Sees what each step computed, and changes nothing (`verify` compares bits through it)."""
+class RowScorer(Protocol):
+    """Which rows of a step need logits besides those that draw, and what becomes of them."""
+
+    def rows(self, plan: Plan) -> list[int]:
+        """Rows of the step, ascending; asked before the step."""
+        ...
+
+    def score(self, plan: Plan, batch: Batch) -> list[Sequence]:
+        """Called after the step, before it is committed; the sequences whose rows failed."""
+        ...
+
+
+class Observer(RowScorer, Protocol):
+    """Takes the place of prompt logprobs and sees every row that a token is drawn from; changes
+    nothing (`verify` compares bits through it)."""
 
     def drawn_from(self, sequence: Sequence, logits: Logits) -> None:
         """logits: float32 [V] of the sequence's newest token, valid during the call."""
@@ -96,8 +110,8 @@ class Engine:
             max_seqs=config.max_num_seqs,
             max_columns=self.manager.max_columns,
         )
-        self._scorer = PromptScorer(executor, vocabulary.num_ids)
         self._observer = observer
+        self._scorer: RowScorer = observer or PromptScorer(executor, vocabulary.num_ids)
         self._requests: dict[int, Request] = {}
         self._next_id = 0
         self.num_steps = 0
