@@ -256,7 +256,7 @@ def test_templates_reach_nothing_outside(source: str) -> None:
 def test_sources_of_templates(
     suite: Path, vocabulary: Callable[[str], Tokenizer], tmp_path: Path
 ) -> None:
-    tokenizer = vocabulary("command-r")
+    tokenizer = vocabulary("gpt-2")
     checkpoint = open_checkpoint(suite / "ggml-vocab-command-r.gguf")
     default = load_chat_template(checkpoint, tokenizer)
     tool_use = load_chat_template(checkpoint, tokenizer, name="tool_use")
@@ -266,7 +266,7 @@ def test_sources_of_templates(
     file = tmp_path / "mine.jinja"
     file.write_text("{{ bos_token }}!", encoding="utf-8")
     mine = load_chat_template(checkpoint, tokenizer, override=str(file))
-    assert mine.render([{"role": "user", "content": "x"}]) == "<BOS_TOKEN>!"
+    assert mine.render([{"role": "user", "content": "x"}]) == "<|endoftext|>!"
     with pytest.raises(UsageError, match=r"missing\.jinja"):
         load_chat_template(checkpoint, tokenizer, override=str(tmp_path / "missing.jinja"))
     bare = open_checkpoint(suite / "ggml-vocab-gpt-2.gguf")

@@ -26,7 +26,7 @@ MAX_SIZE = 16 << 20
 #: Loop rounds, calls and filters (a long list counts more), over one rendering.
 MAX_STEPS = 1_000_000
 #: Items visited to find out how large values are.
-MAX_VISITED = 20_000_000
+MAX_VISITED = 4_000_000
 #: Characters written in all, also those that are assigned and dropped.
 MAX_WRITTEN = 4 * MAX_SIZE
 MAX_SOURCE = 1 << 20
@@ -68,7 +68,7 @@ class Budget:
         if isinstance(value, str | bytes):
             return len(value)
         total, stack = 0, [value]
-        while stack:
+        while stack:  # nested lists that share parts are walked as they would be written
             item = stack.pop()
             if isinstance(item, str | bytes):
                 total += len(item)
@@ -92,7 +92,7 @@ def check_size(size: int) -> None:
 
 #: Filters that write values out or build larger texts; the others only pick from their input.
 _MEASURED = frozenset(
-    [
+    {
         "string",
         "join",
         "tojson",
@@ -114,8 +114,12 @@ _MEASURED = frozenset(
         "sum",
         "title",
         "capitalize",
-    ]
+    }
 )
+
+
+#: Filters whose time does not depend on how long a list is.
+_CONSTANT = frozenset({"length", "count", "first", "last", "default", "d", "attr", "items"})
 
 
 class _Instrument(NodeTransformer):
@@ -198,8 +202,12 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         """A filter whose inputs, and the size of what it builds, are checked first."""
 
         def counted(*args: Any, **kwargs: Any) -> Any:
-            lengths = (len(a) for a in args if hasattr(a, "__len__") and not isinstance(a, str))
-            self.budget.tick(steps=1 + sum(lengths) // 16)
+            steps = 1
+            if name not in _CONSTANT:
+                steps += (
+                    sum(len(a) for a in args if hasattr(a, "__len__") and type(a) is not str) // 4
+                )
+            self.budget.tick(steps=steps)
             return function(*args, **kwargs)
 
         def measured(*args: Any, **kwargs: Any) -> Any:
