@@ -196,7 +196,8 @@ void register_sampler(nb::module_& m) {
       .def_prop_ro("num_output", &SamplerState::num_output);
   m.def("sample", &sample, "logits"_a.noconvert(), "states"_a, "positions"_a, "num_ids"_a,
         "One token per row: (tokens int32 [n], status int32 [n], scores, traces).");
-  m.def("token_logprobs", &token_logprobs, "logits"_a.noconvert(), "targets"_a, "top_n"_a, "num_ids"_a,
+  m.def("token_logprobs", &token_logprobs, "logits"_a.noconvert(), "targets"_a, "top_n"_a,
+        "num_ids"_a,
         "The model's own log-probabilities of given tokens: (status int32 [n], scores).");
   m.def(
       "philox",

@@ -115,27 +115,43 @@ bool Distribution::typical(double mass) {
   const double sum = weigh();
   const double target = mass * sum;
   const double mean = entropy(sum), log_sum = natural_log(sum), top = highest();
-  if (dense_) sort_all();
   struct Entry {
     double deviation;
     Candidate candidate;
   };
   std::vector<Entry> entries;
-  entries.reserve(scratch_.list.size());
-  for (const Candidate& c : scratch_.list) {
-    const double surprisal = log_sum - (c.logit - top);
-    const double deviation = surprisal - mean;
+  auto add = [&](const Candidate& c) {
+    const double deviation = (log_sum - (c.logit - top)) - mean;
     entries.push_back({deviation < 0 ? -deviation : deviation, c});
+  };
+  if (dense_) {
+    for (int64_t i = 0; i < n_; ++i)
+      if (z_[i] > kNever) add({z_[i], static_cast<int32_t>(i)});
+  } else {
+    for (const Candidate& c : scratch_.list) add(c);
   }
-  // The list is in candidate order, which a stable sort keeps among equal deviations.
-  std::stable_sort(entries.begin(), entries.end(),
-                   [](const Entry& a, const Entry& b) { return a.deviation < b.deviation; });
-  double reached = 0;
+  dense_ = false;
   scratch_.list.clear();
-  for (const Entry& e : entries) {
-    scratch_.list.push_back(e.candidate);
-    reached = reached + exp_nonpositive(e.candidate.logit - top);
-    if (reached >= target) break;
+  auto nearer = [](const Entry& a, const Entry& b) {
+    return a.deviation < b.deviation ||
+           (a.deviation == b.deviation && before(a.candidate, b.candidate));
+  };
+  // Sorted piece by piece, each eight times the last: the mass is mostly reached in the first.
+  double reached = 0;
+  bool enough = false;
+  ptrdiff_t done = 0, piece = 1024;
+  const ptrdiff_t all = static_cast<ptrdiff_t>(entries.size());
+  for (; done < all && !enough; piece *= 8) {
+    const auto from = entries.begin() + done;
+    const ptrdiff_t end = std::min(all, done + piece);
+    if (end < all) std::nth_element(from, entries.begin() + end, entries.end(), nearer);
+    std::sort(from, entries.begin() + end, nearer);
+    for (; done < end && !enough; ++done) {
+      const Candidate& c = entries[static_cast<size_t>(done)].candidate;
+      scratch_.list.push_back(c);
+      reached = reached + exp_nonpositive(c.logit - top);
+      enough = reached >= target;
+    }
   }
   std::sort(scratch_.list.begin(), scratch_.list.end(), before);
   return true;
