@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
 import numpy as np
 
+from headrace.formats.cache_dirs import models_dir
 from headrace.quant.formats import FORMATS
 
 
@@ -85,7 +85,6 @@ def floats(*shape: int, seed: int = 0) -> np.ndarray:
 
 def real_model(alias: str) -> Path:
     """The GGUF file of one of the real models in the local cache."""
-    cache = os.environ.get("HEADRACE_CACHE") or Path.home() / ".cache" / "headrace"
-    files = sorted((Path(cache) / "models" / alias).glob("*.gguf"))
-    assert files, f"the model {alias} is not in {cache}; run `headrace models pull {alias}`"
+    files = sorted((models_dir() / alias).glob("*.gguf"))
+    assert files, f"{alias} is not in {models_dir()}; run `headrace models pull {alias}`"
     return files[0]

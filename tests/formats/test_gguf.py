@@ -201,6 +201,24 @@ def test_real_model_matches_oracle(alias):
         np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32), err_msg=name)
 
 
+VOCABULARIES = (
+    "aquila", "baichuan", "bert-bge", "command-r", "deepseek-coder", "deepseek-llm", "falcon",
+    "gemma-4", "gpt-2", "gpt-neox", "llama-bpe", "llama-spm", "mpt", "nomic-bert-moe", "phi-3",
+    "qwen2", "qwen35", "refact", "starcoder",
+)  # fmt: skip
+QUICK = {"bert-bge", "llama-spm", "phi-3"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in QUICK else pytest.mark.large) for n in VOCABULARIES],
+)
+def test_real_vocabulary_matches_oracle(name, suite):
+    checkpoint = assert_same_as_oracle(suite / f"ggml-vocab-{name}.gguf")
+    assert len(checkpoint.metadata["tokenizer.ggml.tokens"]) > 20_000
+    assert len(checkpoint.tensors) == 0
+
+
 @pytest.mark.models
 def test_slices_of_a_vocabulary_need_little_memory():
     tensor = open_checkpoint(real_model("gemma3-270m")).tensors["token_embd.weight"]

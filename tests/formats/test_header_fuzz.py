@@ -27,9 +27,9 @@ from headrace.formats.safetensors_header import read_safetensors_header
 
 MAX_CASE_BYTES = 64 << 10
 MAX_PEAK_BYTES = 64 << 20
-GGUF_MUTANTS = 16_000
-GGUF_HOSTILE = 8_000
-SAFETENSORS_CASES = 6_000
+GGUF_MUTANTS = 14_000
+GGUF_HOSTILE = 7_000
+SAFETENSORS_CASES = 5_000
 
 ABSURD = [
     0, 1, 2, 7, 8, 9, 12, 13, 31, 32, 255, 65535, 1 << 16, 1 << 20, 1 << 24, 1 << 31, (1 << 32) - 1,
