@@ -13,7 +13,8 @@ Importing this package imports torch; nothing else in Headrace does.
 """
 
 from headrace.ops.reference.apply import apply_op
+from headrace.ops.reference.executor import ReferenceExecutor
 from headrace.ops.reference.model import ReferenceModel, Trace
 from headrace.ops.reference.ops import ReferenceOps
 
-__all__ = ["ReferenceModel", "ReferenceOps", "Trace", "apply_op"]
+__all__ = ["ReferenceExecutor", "ReferenceModel", "ReferenceOps", "Trace", "apply_op"]

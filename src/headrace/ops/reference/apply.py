@@ -29,7 +29,7 @@ def apply_op(
     name and what it takes (inputs; attributes):
         embed(weight, index)   rms_norm(x, weight; eps, groups)   layer_norm(x, weight, bias; eps)
         linear(x, weight, bias)   rope(x, positions; heads, spec)   kv_write(x; kv_format)
-        attend(q, k, v, q_positions, k_positions; heads, kv_heads, scale, window, soft_cap_at)
+        attend(q, k, v, q_positions, k_positions; heads, kv_heads, scale, window, soft_cap)
         gated(gate, up; activation)   gelu(x)   add(a, b)   scale(x; factor)   soft_cap(x; cap)
         rows(x, index)
     inputs: float arrays [rows, columns] (vectors [N], integer arrays [rows]) by parameter name;
@@ -52,6 +52,10 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y if bias is None else y + bias
 
 
+def _add(a: Tensor, b: Tensor) -> Tensor:
+    return a + b
+
+
 def _embed(weight: Tensor, index: Tensor) -> Tensor:
     return weight[index]
 
@@ -70,8 +74,8 @@ _FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "attend": f.attend,
     "gated": f.gated,
     "gelu": f.gelu,
-    "add": torch.add,
+    "add": _add,
     "scale": f.scale,
-    "soft_cap": f.soft_cap,
+    "soft_cap": f.capped,
     "rows": _rows,
 }

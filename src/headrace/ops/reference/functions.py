@@ -48,7 +48,7 @@ def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
     return gelu(gate) * up
 
 
-def soft_cap(x: Tensor, cap: float) -> Tensor:
+def capped(x: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(x / cap)
 
 
@@ -89,7 +89,7 @@ def attend(
     kv_heads: int,
     scale: float,
     window: int | None = None,
-    soft_cap_at: float | None = None,
+    soft_cap: float | None = None,
 ) -> Tensor:
     """Causal attention of one request with all scores in memory: q [T, H·D], k [S, K·Dk],
     v [S, K·Dv], positions int64 [T] and [S] → [T, H·Dv]."""
@@ -101,8 +101,8 @@ def attend(
         rows = slice(start, start + _ROWS_AT_ONCE)
         queries = q[rows].reshape(-1, kv_heads, shared, keys.shape[-1])
         scores = torch.einsum("tkgd,skd->kgts", queries, keys) * scale
-        if soft_cap_at is not None:
-            scores = soft_cap(scores, soft_cap_at)
+        if soft_cap is not None:
+            scores = capped(scores, soft_cap)
         at = q_positions[rows, None]
         visible = k_positions[None, :] <= at
         if window is not None:

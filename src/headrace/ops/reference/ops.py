@@ -159,7 +159,7 @@ class ReferenceOps:
                     kv_heads=kv_heads,
                     scale=scale,
                     window=window,
-                    soft_cap_at=soft_cap,
+                    soft_cap=soft_cap,
                 )
             )
         return self._done(torch.cat(results))
@@ -179,7 +179,7 @@ class ReferenceOps:
         return self._done(f.scale(x, factor))
 
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
-        return self._done(f.soft_cap(x, cap))
+        return self._done(f.capped(x, cap))
 
     def rows(self, x: Tensor, which: Rows) -> Tensor:
         if which is Rows.TOKENS:
