@@ -14,6 +14,7 @@ it runs. Invariants: `check`.
 
 from __future__ import annotations
 
+import random
 from array import array
 from collections.abc import Iterable, Sequence
 
@@ -63,6 +64,12 @@ class BlockPool:
         self.ref_counts[block] = count
         if count == 0:
             self._recycled.append(block)
+
+    def scatter(self, seed: int) -> None:
+        """Shuffles the free list, so that neighbours in a table lie anywhere (for checks)."""
+        free = [*range(self._fresh, self.num_blocks), *self._recycled]
+        random.Random(seed).shuffle(free)
+        self._fresh, self._recycled = self.num_blocks, free
 
     def free_blocks(self) -> list[int]:
         """Ids of all free blocks (for checks)."""

@@ -115,6 +115,7 @@ class Engine:
         self._requests: dict[int, Request] = {}
         self._next_id = 0
         self.num_steps = 0
+        self.num_copied_blocks = 0
 
     @staticmethod
     def _make_manager(executor: Executor, config: EngineConfig) -> BlockManager:
@@ -307,6 +308,7 @@ class Engine:
                 end += 1
             pairs = [(source, target) for _, source, target in copies[start:end]]
             self._executor.copy_blocks(group, pairs)
+            self.num_copied_blocks += len(pairs)
             start = end
 
     def _commit(self, plan: Plan) -> None:

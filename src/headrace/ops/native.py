@@ -9,7 +9,7 @@ far (address space is reserved for the largest allowed, pages are touched by use
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +45,8 @@ class NativeModel:
     max_tokens, max_requests: of one step. max_context: positions 0 … max_context − 1 (default: the
     model's). num_threads: default all CPUs this process may use. isa: a level of
     `_core.available_isas()` (default: HEADRACE_ISA, else the best). keep: every value keeps its own
-    memory, for `trace_step`. weights: packed by another NativeModel of the same model.
+    memory, for `trace_step`. weights: packed by another NativeModel of the same model. edit: changes
+    recorded ops one by one before fusion (`verify` plants its faults so).
     Raises ModelFileError for a model the native path cannot run, UsageError for a bad parameter,
     NativeError where this machine cannot run the core.
     """
@@ -61,6 +62,7 @@ class NativeModel:
         isa: str | None = None,
         keep: bool = False,
         weights: PackedWeights | None = None,
+        edit: Callable[[Op], Op] | None = None,
     ) -> None:
         threads = len(os.sched_getaffinity(0)) if num_threads is None else num_threads
         context = program.max_context if max_context is None else max_context
@@ -68,6 +70,8 @@ class NativeModel:
         self._vocab_size = program.vocab_size
         self._keep = keep
         self.recording: Recording = record(program)
+        if edit is not None:
+            self.recording = self.recording.edited(edit)
         try:
             core_program = new_program(
                 threads=threads,

@@ -9,8 +9,8 @@ weights, no memory and no kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 
 from headrace.ops.contract import Activation, RopeSpec, Rows
@@ -230,6 +230,11 @@ class Recording:
     segments: tuple[tuple[Op, ...], ...]
     outputs: tuple[Mapping[str, Value], ...]
     num_values: int
+
+    def edited(self, edit: Callable[[Op], Op]) -> Recording:
+        """The same recording with every op replaced by edit(op)."""
+        segments = tuple(tuple(edit(op) for op in segment) for segment in self.segments)
+        return replace(self, segments=segments)
 
     def ops(self) -> Iterator[Op]:
         """All ops of all segments, in order."""

@@ -93,9 +93,7 @@ def run_requests(
     """Adds all prompts, steps until everything ended. between: called after each step (to add,
     abort, shuffle). Raises RuntimeError when a request ends with an error or nothing ends."""
     each = list(params) if isinstance(params, Sequence) else [params] * len(prompts)
-    requests = [
-        engine.add(list(prompt), own) for prompt, own in zip(prompts, each, strict=True)
-    ]
+    requests = [engine.add(list(prompt), own) for prompt, own in zip(prompts, each, strict=True)]
     while engine.has_work:
         engine.step()
         if between is not None:

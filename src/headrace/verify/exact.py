@@ -1,0 +1,258 @@
+"""The exact rungs: two ways to compute the same thing must give the same bits.
+
+Each function takes a Subject and returns a RungResult; each counts how often the event it is about
+really happened (chunk borders, preemptions, shared blocks …), and none of them looks inside a
+kernel: they run real engines and compare logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from headrace.engine.core import Engine
+from headrace.engine.generation import Request
+from headrace.engine.params import SamplingParams
+from headrace.native import core
+from headrace.verify.probe import GREEDY, Run, run_requests
+from headrace.verify.result import Rows, RungResult, difference
+from headrace.verify.subject import Subject
+
+Rung = Callable[[Subject], RungResult]
+
+_ONE = GREEDY.replace(max_tokens=1)
+_SEEDED = SamplingParams(
+    temperature=0.9, top_k=60, top_p=0.95, max_tokens=16, ignore_eos=True, seed=1
+)
+
+
+def uncached(subject: Subject) -> RungResult:
+    """Token by token on the cache = everything recomputed from position 0, at edge positions."""
+    work = subject.workload
+    cached = run_requests(
+        *subject.engine(work.few, max_num_batched_tokens=1, max_num_seqs=1), [work.text]
+    )
+    engine, probe = subject.engine(kv_allocator="none")
+    prompts = [work.text[: p + 1] for p in work.few]
+    recomputed = run_requests(engine, probe, prompts, _ONE)
+    expected = {(0, 0, p): recomputed.rows[i, 0, p] for i, p in enumerate(work.few)}
+    error = difference(expected, cached.rows)
+    error = max(error, difference(_common(subject.whole.rows, cached.rows), cached.rows))
+    return RungResult.judge(
+        "uncached = cached", error, len(expected), f"positions {list(work.few)}"
+    )
+
+
+def chunked(subject: Subject) -> RungResult:
+    """One chunk = chunks of 7, 16, 17 and 512 tokens."""
+    whole = subject.whole
+    error, borders = 0.0, 0
+    for chunk in (7, 16, 17, 512):
+        engine, probe = subject.engine(
+            subject.workload.edges, max_num_batched_tokens=chunk, max_num_seqs=1
+        )
+        run = run_requests(engine, probe, [subject.workload.text])
+        borders += -(-len(subject.workload.text) // chunk) - 1
+        error = max(error, difference(whole.rows, run.rows))
+    return RungResult.judge("whole = chunked", error, borders, "chunks of 7, 16, 17, 512")
+
+
+def batched(subject: Subject) -> RungResult:
+    """Each prompt by itself = all of them in one ragged batch."""
+    shorts = subject.workload.shorts
+    engine, probe = subject.engine()
+    mixed = _Counter(lambda engine: len(engine.scheduler.running) > 1)
+    run = run_requests(engine, probe, shorts, between=mixed)
+    error = _against_alone(subject, run)
+    return RungResult.judge("batch 1 = batch n", error, mixed.count, f"{len(shorts)} prompts")
+
+
+def neighbours(subject: Subject) -> RungResult:
+    """A seeded, sampled request by itself = amid neighbours that join, finish and are aborted."""
+    shorts = subject.workload.shorts
+    prompt, others = shorts[min(2, len(shorts) - 1)], shorts
+    alone = run_requests(*subject.engine(), [prompt], _SEEDED)
+    engine, probe = subject.engine()
+    events = 0
+
+    def disturb(engine: Engine, requests: list[Request]) -> None:
+        nonlocal events
+        if engine.num_steps % 3 == 1 and engine.num_steps < 16:
+            number = engine.num_steps // 3 % len(others)
+            params = _SEEDED.replace(seed=None, max_tokens=2 + number)
+            requests.append(engine.add(list(others[number]), params))
+            events += 1
+        if engine.num_steps % 5 == 4 and len(requests) > 2:
+            engine.abort(requests[-1])
+            events += 1
+
+    # The neighbour that is there from the start keeps row 0 and the first blocks for itself.
+    early = _SEEDED.replace(seed=7, max_tokens=12)
+    amid = run_requests(engine, probe, [others[-1], prompt], [early, _SEEDED], between=disturb)
+    error = difference(alone.rows, amid.of(1))
+    if alone.tokens[0] != amid.tokens[1]:
+        error = max(error, float("inf"))
+    return RungResult.judge("alone = with neighbours", error, events, "seeded sampling")
+
+
+def shuffled(subject: Subject) -> RungResult:
+    """Contiguous KV = blocks scattered over the pool, with blocks of 16 and of 32."""
+    error, jumps = 0.0, 0
+    contiguous = run_requests(
+        *subject.engine(subject.workload.edges, kv_allocator="contiguous"),
+        [subject.workload.text],
+    )
+    for block_size in (16, 32):
+        engine, probe = subject.engine(subject.workload.edges, block_size=block_size)
+        for pool in engine.manager.pools:
+            pool.scatter(seed=block_size)
+
+        def count_jumps(engine: Engine, requests: list[Request]) -> None:
+            nonlocal jumps
+            for sequence in engine.scheduler.running:
+                if sequence.blocks is not None:
+                    table = np.array(sequence.blocks.held(0))
+                    jumps = max(jumps, int((np.diff(table) != 1).sum()))
+
+        run = run_requests(engine, probe, [subject.workload.text], between=count_jumps)
+        error = max(error, difference(contiguous.rows, run.rows))
+    return RungResult.judge("contiguous = paged", error, jumps, "scattered blocks of 16 and 32")
+
+
+def preempted(subject: Subject) -> RungResult:
+    """Never preempted = thrown out and recomputed, again and again, in a tiny pool."""
+    text = subject.workload.text
+    size = subject.block_size
+    length = min(9 * size - 3, len(text) // 2)
+    prompts = [text[start : start + length] for start in (0, 11, 23)]
+    params = GREEDY.replace(max_tokens=min(40, subject.max_model_len - length))
+    needed = -(-length // size)
+    tiny = tuple(3 * needed + 1 for _ in subject.program.kv_groups)
+    run = run_requests(*subject.engine(num_blocks=tiny), prompts, params)
+    events = sum(request.num_preemptions for request in run.requests)
+    error = 0.0
+    for i, prompt in enumerate(prompts):
+        straight = run_requests(*subject.engine(), [prompt], params)
+        error = max(error, difference(straight.rows, run.of(i)))
+    return RungResult.judge("straight = preempted", error, events, f"{tiny[0]} blocks")
+
+
+def forked(subject: Subject) -> RungResult:
+    """Samples that share their prompt's blocks and copy on write = each computed by itself."""
+    prompt = subject.workload.shorts[min(3, len(subject.workload.shorts) - 1)]
+    params = _SEEDED.replace(n=3, seed=5)
+    engine, probe = subject.engine()
+    run = run_requests(engine, probe, [prompt], params)
+    error = 0.0
+    for sample, tokens in enumerate(run.tokens[0]):
+        history = prompt + tokens[:-1]
+        edges = range(len(prompt) - 1, len(history))
+        solo = run_requests(*subject.engine(edges), [history], _ONE)
+        expected = {(0, sample, p): row for (_, _, p), row in solo.rows.items() if p >= len(prompt)}
+        error = max(error, difference(expected, run.rows))
+    return RungResult.judge(
+        "alone = forked", error, engine.num_copied_blocks, "3 samples of one prompt"
+    )
+
+
+def kept_history(subject: Subject) -> RungResult:
+    """A conversation continued on its kept blocks = computed from nothing."""
+    text = subject.workload.text
+    third = min(len(text) // 3, 200)
+    engine, probe = subject.engine()
+    first = engine.add(text[:third], GREEDY, session="s")
+    while engine.has_work:
+        engine.step()
+    history = text[:third] + first.generations[0].token_ids
+    prompts = [history + text[third : third + 61], history + text[third : third + 32]]
+    error, cached = 0.0, 0
+    for prompt in prompts:
+        request = engine.add(list(prompt), GREEDY, session="s")
+        while engine.has_work:
+            engine.step()
+        cached += request.num_cached_tokens
+        warm = Run(dict(probe.rows_seen)).of(request.request_id)
+        cold = run_requests(*subject.engine(), [prompt])
+        error = max(error, difference(cold.rows, warm))
+    return RungResult.judge("cold = kept history", error, cached, f"{cached} cached tokens")
+
+
+def static(subject: Subject) -> RungResult:
+    """Continuous batching = static batching, two at a time."""
+    engine, probe = subject.engine(batching="static", max_num_seqs=2)
+    waited = _Counter(lambda engine: bool(engine.scheduler.waiting))
+    run = run_requests(engine, probe, subject.workload.shorts, between=waited)
+    return RungResult.judge("continuous = static", _against_alone(subject, run), waited.count)
+
+
+def threads(subject: Subject) -> RungResult:
+    """One worker thread = two and three."""
+    error, events = 0.0, 0
+    base = _on(subject, num_threads=1)
+    for count in (2, 3):
+        error = max(error, difference(base, _on(subject, num_threads=count)))
+        events += 1
+    error = max(error, difference(_common(subject.whole.rows, base), base))
+    return RungResult.judge("one thread = n", error, events, "1, 2 and 3 threads")
+
+
+def isas(subject: Subject) -> RungResult:
+    """Every instruction-set level of this machine gives the bits of the lowest."""
+    levels = list(core().available_isas())
+    base = _on(subject, isa=levels[0])
+    error, events = 0.0, 0
+    for level in levels[1:]:
+        error = max(error, difference(base, _on(subject, isa=level)))
+        events += 1
+    if len(levels) == 1:
+        # Nothing to compare with on such a machine; the level itself against the engine's default.
+        error, events = difference(_common(subject.whole.rows, base), base), 1
+    return RungResult.judge("instruction sets agree", error, events, ", ".join(levels))
+
+
+def _on(subject: Subject, **options: int | str) -> Rows:
+    """The first tiles and segments of the long text on a model with other options."""
+    text = subject.workload.text[: 512 + 3 * subject.block_size]
+    edges = [p for p in subject.workload.edges if p < len(text)]
+    config = subject.config()
+    model = subject.model(config.max_num_batched_tokens, **options)
+    return run_requests(*subject.engine(edges, model=model), [text], GREEDY).rows
+
+
+def _common(rows: Rows, other: Rows) -> Rows:
+    """The rows that both have and that stand for the same tokens (positions inside the prompt)."""
+    return {key: row for key, row in rows.items() if key in other}
+
+
+def _against_alone(subject: Subject, run: Run) -> float:
+    return max(
+        difference(subject.alone(i).rows, run.of(i)) for i in range(len(subject.workload.shorts))
+    )
+
+
+class _Counter:
+    """Counts the steps after which a condition holds."""
+
+    def __init__(self, condition: Callable[[Engine], bool]) -> None:
+        self._condition = condition
+        self.count = 0
+
+    def __call__(self, engine: Engine, requests: list[Request]) -> None:
+        self.count += self._condition(engine)
+
+
+#: The exact rungs in order, by the name they report.
+EXACT_RUNGS: Mapping[str, Rung] = {
+    "uncached = cached": uncached,
+    "whole = chunked": chunked,
+    "batch 1 = batch n": batched,
+    "alone = with neighbours": neighbours,
+    "contiguous = paged": shuffled,
+    "straight = preempted": preempted,
+    "alone = forked": forked,
+    "cold = kept history": kept_history,
+    "continuous = static": static,
+    "one thread = n": threads,
+    "instruction sets agree": isas,
+}

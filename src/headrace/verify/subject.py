@@ -1,0 +1,121 @@
+"""Subject: the model under test, and how the ladder builds engines on it.
+
+All engines share the packed weights. A fault, if one is planted, is in every engine the subject
+builds, as it would be in a real mistake; the reference never has it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from headrace.engine.config import EngineConfig, EngineOptions, Machine, resolve
+from headrace.engine.core import Engine, Vocabulary
+from headrace.engine.sizing import PoolPlan
+from headrace.ops.kv import KVFormat
+from headrace.ops.native import NativeModel
+from headrace.ops.packed import PackedWeights
+from headrace.ops.program import Program
+from headrace.verify.faults import NO_FAULT, Fault
+from headrace.verify.probe import Probe, Run, run_requests
+from headrace.verify.workload import Workload, make_workload
+
+#: More than any verification needs; blocks are touched by use only.
+_NUM_SEQS = 8
+
+
+@dataclass
+class Subject:
+    """program: the model. num_ids: the tokenizer's size (or the vocabulary's). encode: its
+    tokenizer, None = pseudo-random prompts. kv_format: of every engine. num_threads, isa: None =
+    default. max_context: positions the ladder may use."""
+
+    program: Program
+    num_ids: int
+    encode: Callable[[str], list[int]] | None = None
+    kv_format: KVFormat = KVFormat.BF16
+    num_threads: int | None = None
+    isa: str | None = None
+    fault: Fault = NO_FAULT
+    block_size: int = 16
+    weights: PackedWeights | None = None
+    _alone: dict[int, Run] = field(default_factory=dict)
+
+    @cached_property
+    def workload(self) -> Workload:
+        return make_workload(
+            self.encode,
+            self.num_ids,
+            self.program.max_context,
+            self.program.kv_groups,
+            self.block_size,
+        )
+
+    @property
+    def max_model_len(self) -> int:
+        return min(len(self.workload.text) + 48, self.program.max_context)
+
+    def model(self, max_tokens: int, **options: Any) -> NativeModel:
+        """A native model on the shared weights."""
+        chosen = {"num_threads": self.num_threads, "isa": self.isa} | options
+        model = NativeModel(
+            self.program,
+            max_tokens=max_tokens,
+            max_requests=_NUM_SEQS,
+            max_context=self.max_model_len,
+            weights=self.weights,
+            edit=self.fault.edit,
+            **chosen,
+        )
+        self.weights = model.weights
+        return model
+
+    def config(self, **options: Any) -> EngineConfig:
+        """An engine configuration; options as in EngineOptions."""
+        defaults: dict[str, Any] = {
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": _NUM_SEQS,
+            "max_num_batched_tokens": self.max_model_len,
+            "block_size": self.block_size,
+            "kv_cache_dtype": self.kv_format.value,
+        }
+        return resolve(
+            EngineOptions(**(defaults | options)),
+            self.program.kv_groups,
+            self.program.max_context,
+            Machine.probe({}),
+        )
+
+    def engine(
+        self,
+        edges: Sequence[int] = (),
+        *,
+        model: NativeModel | None = None,
+        num_blocks: tuple[int, ...] | None = None,
+        **options: Any,
+    ) -> tuple[Engine, Probe]:
+        """An engine (with the fault, if any) and its probe. num_blocks: pools of exactly so many
+        blocks instead of a budget."""
+        config = self.config(**options)
+        if num_blocks is not None:
+            pools = PoolPlan(num_blocks, config.pools.block_bytes)
+            config = dataclasses.replace(config, pools=pools)
+        executor = model or self.model(config.max_num_batched_tokens)
+        probe = Probe(executor, edges)
+        vocabulary = Vocabulary(num_ids=self.num_ids)
+        return self.fault.engine(executor, vocabulary, config, probe), probe
+
+    @cached_property
+    def whole(self) -> Run:
+        """The long text in one chunk, then greedy tokens: what most rungs compare with."""
+        return run_requests(*self.engine(self.workload.edges), [self.workload.text])
+
+    def alone(self, short: int) -> Run:
+        """A short prompt by itself, then greedy tokens."""
+        if short not in self._alone:
+            engine, probe = self.engine()
+            self._alone[short] = run_requests(engine, probe, [self.workload.shorts[short]])
+        return self._alone[short]
