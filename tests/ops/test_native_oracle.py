@@ -66,3 +66,35 @@ def test_float32_logits_are_as_close_to_float64_as_torch_is(name: str, tmp_path:
     print(f"{name}: native {ours**0.5:.3g}, torch {theirs**0.5:.3g}, ratio {ratio:.2f}")
     assert 0 < theirs < 1e-8 * size
     assert ratio <= 2.0
+
+
+@pytest.mark.parametrize("name", [*tiny_models.FAMILIES, "gemma3-capped", "qwen2-window"])
+def test_every_op_is_as_close_to_float64_as_torch_is(name: str, tmp_path: Path) -> None:
+    """On the native op's own inputs: RMS error ≤ 2 × torch float32's, plus one rounding (2⁻²⁴)."""
+    from headrace.ops.reference.replay import Replay
+
+    model = load(open_checkpoint(tiny_models.build(name, tmp_path, seed=3)))
+    parts, blocks = streams(LENGTHS, len(model.kv_groups), B, tiny_models.VOCAB)
+    native = NativeModel(model, num_threads=2, keep=True)
+    native.allocate_kv([blocks] * len(model.kv_groups), B, KVFormat.F32)
+    batch = batch_of([(p, p.left) for p in parts], B)
+    traces = native.trace_step(batch)
+    exact = Replay(model, batch, KVFormat.F32)
+    plain = Replay(model, batch, KVFormat.F32, torch.float32)
+    compared: dict[str, float] = {}
+    for trace in traces:
+        expected, usual = exact(trace.op, trace.inputs), plain(trace.op, trace.inputs)
+        if trace.output is None:
+            continue
+        assert expected is not None
+        assert usual is not None
+        error, floor = rms(trace.output - expected), 2.0**-24 * rms(expected)
+        kind = type(trace.op).__name__
+        assert error <= 2 * rms(usual - expected) + floor, f"{trace.op}: {error}"
+        compared[kind] = max(compared.get(kind, 0.0), error / rms(expected))
+    print(name, {kind: f"{error:.2g}" for kind, error in compared.items()})
+    assert {"Embed", "Linear", "Attend", "Add", "Select"} <= set(compared)
+
+
+def rms(x: npt.NDArray[np.floating]) -> float:
+    return float(np.sqrt(np.mean(np.square(x.astype(np.float64)))))

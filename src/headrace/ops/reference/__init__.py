@@ -9,6 +9,7 @@ Importing this package imports torch; nothing else in Headrace does.
     weights.py    stored weights as torch tensors, when they are needed
     model.py      ReferenceModel: token ids in, logits out
     executor.py   ReferenceExecutor: steps of the engine, KV in pages
+    replay.py     Replay: op by op, on the inputs another interpreter's ops had
     apply.py      apply_op: one op on numpy arrays, for checking another interpreter's op
 """
 
