@@ -94,6 +94,15 @@ class EngineConfig:
     max_queue: int
     debug_invariants: bool
 
+    def describe(self) -> str:
+        """One line for people: the limits in force."""
+        return (
+            f"context {self.max_model_len} tokens, ≤ {self.max_num_seqs} sequences, "
+            f"≤ {self.max_num_batched_tokens} tokens per step, KV {self.kv_format.value} "
+            f"{self.kv_allocator.value}, {self.pools.total_bytes / 2**20:,.0f} MiB in blocks of "
+            f"{self.block_size}, {self.batching.value} batching, {self.num_threads} threads"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -117,8 +126,11 @@ def resolve(
     groups: Sequence[KVGroupSpec],
     max_context: int,
     machine: Machine,
+    *,
+    weight_bytes: int = 0,
 ) -> EngineConfig:
-    """Options, model and machine → EngineConfig. Raises UsageError, or CapacityError when the KV
+    """Options, model and machine → EngineConfig. weight_bytes: what the weights will take of the
+    free memory. Raises UsageError, or CapacityError when the KV
     budget is below one block of each group."""
     whole_context = min(max_context, DEFAULT_MAX_MODEL_LEN)
     max_model_len = _integer("max_model_len", options.max_model_len, 2, MAX_MODEL_LEN)
@@ -144,9 +156,16 @@ def resolve(
         raise UsageError(f"block_size = {block_size} must be a multiple of 16.")
     kv_format = _choice("kv_cache_dtype", options.kv_cache_dtype, KVFormat)
     pools = _pools(
-        options, groups, kv_format, block_size, max_model_len, max_num_seqs, prefill, allocator,
-        machine,
-    )  # fmt: skip
+        options,
+        groups,
+        kv_format,
+        block_size,
+        max_model_len,
+        max_num_seqs,
+        prefill,
+        allocator,
+        None if machine.free_bytes is None else max(machine.free_bytes - weight_bytes, 0),
+    )
     return EngineConfig(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
@@ -173,11 +192,11 @@ def _pools(
     max_num_seqs: int,
     max_chunk: int,
     allocator: Allocator,
-    machine: Machine,
+    free_bytes: int | None,
 ) -> PoolPlan:
     budget = None if options.kv_cache_memory is None else parse_bytes(options.kv_cache_memory)
-    if budget is None and machine.free_bytes is not None:
-        budget = int(machine.free_bytes * DEFAULT_MEMORY_SHARE)
+    if budget is None and free_bytes is not None:
+        budget = int(free_bytes * DEFAULT_MEMORY_SHARE)
     return plan_pools(
         groups,
         kv_format,

@@ -75,8 +75,7 @@ class Observer(RowScorer, Protocol):
 class Engine:
     """Owns the scheduler, the blocks and the executor's KV memory.
 
-    executor: already bound to weights; gets its KV memory here. observer: see Observer. Raises CapacityError when the
-    configured KV memory is too small for anything.
+    executor: already bound to weights; gets its KV memory here. observer: see Observer.
     """
 
     def __init__(
@@ -230,6 +229,10 @@ class Engine:
         self._close_if_done(request)
         return deltas
 
+    def requests(self) -> list[Request]:
+        """Handles of all requests that have not finished, oldest first."""
+        return list(self._requests.values())
+
     def drop_history(self, session: str) -> None:
         """Frees what a session kept."""
         self.histories.drop(session)
@@ -351,7 +354,7 @@ class Engine:
         return deltas
 
     def _draw_positions(self, generations: list[Generation]) -> list[int]:
-        """Absolute positions of the tokens to draw: with the seed, all that the noise depends on."""
+        """Absolute positions of the tokens to draw: with the seed, what the noise depends on."""
         return [g.sequence.num_tokens for g in generations]
 
     def _accept_all(self, generations: list[Generation], logits: Logits) -> list[Delta]:

@@ -1,0 +1,358 @@
+"""LLM: the engine for Python programs, in the shape vLLM users know.
+
+    llm = LLM("smollm2-135m")
+    for output in llm.generate(["The sea is"], SamplingParams(temperature=0, max_tokens=16)):
+        print(output.outputs[0].text)
+
+Every call drives the one engine; calls from several threads and several open streams share its
+steps. All prompts of a call are checked before any is queued.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from headrace.engine.config import EngineConfig, EngineOptions
+from headrace.engine.core import Engine
+from headrace.engine.generation import Request
+from headrace.engine.model import (
+    ExecutorFactory,
+    OpenModel,
+    build_engine,
+    native_executor,
+    open_model,
+)
+from headrace.engine.outputs import Delta, RequestOutput
+from headrace.engine.params import SamplingParams
+from headrace.engine.prompts import Prompt, TokenPrompt, as_prompt_list, params_list, read_prompt
+from headrace.errors import UsageError
+from headrace.formats.chat_template import ChatTemplate, encode_chat
+from headrace.formats.fetching import Reporter
+from headrace.formats.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+#: Called with (finished requests, all requests) while generate runs.
+Progress = Callable[[int, int], None]
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class LLM:
+    """A loaded model with its engine. Close it (or use `with`) to free its memory early."""
+
+    def __init__(
+        self,
+        model: str | OpenModel,
+        *,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int | None = None,
+        max_prefill_tokens: int | None = None,
+        block_size: int = 16,
+        kv_cache_dtype: str = "bf16",
+        kv_cache_memory: int | str | None = None,
+        kv_allocator: str = "paged",
+        batching: str = "continuous",
+        num_threads: int | None = None,
+        seed: int | None = None,
+        max_queue: int = 10_000,
+        chat_template: str | None = None,
+        offline: bool | None = None,
+        progress: Reporter | None = None,
+        make_executor: ExecutorFactory = native_executor,
+        **unknown: Any,
+    ) -> None:
+        """model: an alias, a path, hf:owner/name[:quant], or an opened model. chat_template: a
+        template or a file with one. offline, progress: see formats.sources.resolve. make_executor:
+        another interpreter. The rest: EngineOptions.
+
+        Raises UsageError, ModelSourceError, ModelFileError, CapacityError or NativeError.
+        """
+        options = EngineOptions.from_dict(
+            {
+                "max_model_len": max_model_len,
+                "max_num_seqs": max_num_seqs,
+                "max_num_batched_tokens": max_num_batched_tokens,
+                "max_prefill_tokens": max_prefill_tokens,
+                "block_size": block_size,
+                "kv_cache_dtype": kv_cache_dtype,
+                "kv_cache_memory": kv_cache_memory,
+                "kv_allocator": kv_allocator,
+                "batching": batching,
+                "num_threads": num_threads,
+                "seed": seed,
+                "max_queue": max_queue,
+                **unknown,
+            }
+        )
+        if isinstance(model, str):
+            model = open_model(model, offline=offline, progress=progress)
+        self.model: OpenModel = model
+        self.engine: Engine = build_engine(model, options, make_executor)
+        self._template_override = chat_template
+        self._template: ChatTemplate | None = None
+        self._lock = threading.RLock()
+        self._streams: dict[int, deque[Delta]] = {}
+        self._num_sessions = 0
+
+    # ---- whole results ----------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> list[RequestOutput]:
+        """Completes each prompt; results in the order of the prompts.
+
+        prompts: see engine/prompts.py. sampling_params: one for all, one for each, or None for the
+        defaults with at most 16 tokens. A request that fails while it runs does not raise: its
+        outputs have finish_reason "error" and say why.
+        """
+        return self._run(self._read(prompts, sampling_params), progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        session: str | None = None,
+        progress: Progress | None = None,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answers one conversation, or several, through the model's chat template.
+
+        session: a name under which this conversation's KV is kept; the next call with the same
+        name reuses what its prompt has in common with it (num_cached_tokens tells how much).
+        template_options: see formats.chat_template.ChatTemplate.render.
+        """
+        many = bool(messages) and not isinstance(messages[0], Mapping)
+        conversations: Sequence[Any] = messages if many else [messages]
+        if session is not None and len(conversations) > 1:
+            raise UsageError("session names one conversation, and several were given.")
+        ids = [self.encode_chat(conversation, **template_options) for conversation in conversations]
+        jobs = self._read([{"prompt_token_ids": i} for i in ids], sampling_params)
+        return self._run(jobs, progress, session)
+
+    # ---- streams ----------------------------------------------------------------------------
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        session: str | None = None,
+    ) -> Stream:
+        """Queues one prompt and returns its deltas as they come; see Stream."""
+        [(token_prompt, params)] = self._read([prompt], sampling_params)
+        with self._lock:
+            request = self._add(token_prompt, params, session)
+            self._streams[request.request_id] = deque()
+        return Stream(self, request)
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        session: str | None = None,
+        **template_options: Any,
+    ) -> Stream:
+        """The streaming form of `chat`, for one conversation."""
+        ids = self.encode_chat(messages, **template_options)
+        return self.stream({"prompt_token_ids": ids}, sampling_params, session=session)
+
+    def abort(self, request: Request | Stream) -> None:
+        """Ends a request in any state. Its last deltas still reach its stream."""
+        if isinstance(request, Stream):
+            request = request.request
+        with self._lock:
+            self._dispatch(self.engine.abort(request))
+
+    # ---- conversations ----------------------------------------------------------------------
+
+    def session(self, *, system: str | None = None) -> Session:
+        """A conversation that remembers its messages and keeps their KV."""
+        self._num_sessions += 1
+        return Session(self, f"session-{self._num_sessions}", system)
+
+    def drop_session(self, session: str) -> None:
+        """Frees the KV kept under a session name."""
+        with self._lock:
+            self.engine.drop_history(session)
+
+    # ---- text -------------------------------------------------------------------------------
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.model.tokenizer
+
+    @property
+    def config(self) -> EngineConfig:
+        """The resolved limits in force."""
+        return self.engine.config
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """Token ids of a text; add_special: with the model's BOS."""
+        return self.tokenizer.encode(text, add_special=add_special)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return self.tokenizer.decode(token_ids, skip_special=skip_special)
+
+    def encode_chat(self, messages: Sequence[Message], **template_options: Any) -> list[int]:
+        """Token ids of a conversation, as `chat` sends them."""
+        with self._lock:
+            if self._template is None:
+                self._template = self.model.chat_template(self._template_override)
+        return encode_chat(self.tokenizer, self._template, messages, **template_options)
+
+    # ---- the engine's side ------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Ends everything that runs. The object cannot be used afterwards."""
+        with self._lock:
+            for request in self.engine.requests():
+                self._dispatch(self.engine.abort(request))
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read(
+        self,
+        prompts: object,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[tuple[TokenPrompt, SamplingParams]]:
+        """Every prompt as ids with its parameters, all checked, nothing queued."""
+        items = as_prompt_list(prompts)
+        jobs = []
+        for item, given in zip(items, params_list(sampling_params, len(items)), strict=True):
+            prompt = read_prompt(item, self.encode)
+            if given is None:
+                room = self.config.max_model_len - len(prompt.token_ids)
+                given = SamplingParams(max_tokens=max(1, min(DEFAULT_MAX_TOKENS, room)))
+            with self._lock:
+                self.engine.check(prompt.token_ids, given)
+            jobs.append((prompt, given))
+        return jobs
+
+    def _run(
+        self,
+        jobs: list[tuple[TokenPrompt, SamplingParams]],
+        progress: Progress | None,
+        session: str | None = None,
+    ) -> list[RequestOutput]:
+        requests: list[Request] = []
+        open_requests: list[Request] = []
+        pending = deque(jobs)
+        try:
+            while pending or open_requests:
+                with self._lock:
+                    while pending and self.engine.has_queue_room:
+                        request = self._add(*pending.popleft(), session)
+                        requests.append(request)
+                        open_requests.append(request)
+                    self._step()
+                still_open = [r for r in open_requests if not r.finished]
+                if progress is not None and len(still_open) < len(open_requests):
+                    progress(len(requests) - len(still_open), len(jobs))
+                open_requests = still_open
+        finally:  # only after an exception, Ctrl-C included, is anything still open
+            for request in open_requests:
+                self.abort(request)
+        return [request.output() for request in requests]
+
+    def _add(self, prompt: TokenPrompt, params: SamplingParams, session: str | None) -> Request:
+        return self.engine.add(prompt.token_ids, params, prompt=prompt.text, session=session)
+
+    def _step(self) -> None:
+        with self._lock:
+            self._dispatch(self.engine.step())
+
+    def _dispatch(self, deltas: list[Delta]) -> None:
+        for delta in deltas:
+            stream = self._streams.get(delta.request_id)
+            if stream is not None:
+                stream.append(delta)
+
+
+class Stream:
+    """Deltas of one request, in order; iterating drives the engine.
+
+    Joined deltas are the whole text. `request.output()` gives the result so far at any time.
+    Close it (or use `with`) to abort a request that has not finished.
+    """
+
+    def __init__(self, llm: LLM, request: Request) -> None:
+        self._llm = llm
+        self.request = request
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Delta:
+        llm, key = self._llm, self.request.request_id
+        with llm._lock:
+            while True:
+                queue = llm._streams.get(key)
+                if queue:
+                    return queue.popleft()
+                if queue is None or self.request.finished:
+                    llm._streams.pop(key, None)
+                    raise StopIteration
+                llm._step()
+
+    def close(self) -> None:
+        """Aborts the request if it still runs and forgets undelivered deltas."""
+        with self._llm._lock:
+            self._llm.abort(self.request)
+            self._llm._streams.pop(self.request.request_id, None)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Session:
+    """One conversation. messages: what has been said; may be read, and edited between turns (the
+    next turn then reuses the KV up to the first difference)."""
+
+    def __init__(self, llm: LLM, name: str, system: str | None) -> None:
+        self._llm = llm
+        self.name = name
+        self.messages: list[dict[str, Any]] = []
+        if system is not None:
+            self.messages.append({"role": "system", "content": system})
+
+    def chat(
+        self, text: str, sampling_params: SamplingParams | None = None, **template_options: Any
+    ) -> RequestOutput:
+        """One turn: adds the user's message, answers, remembers the answer (sample 0)."""
+        turn = [*self.messages, {"role": "user", "content": text}]
+        [output] = self._llm.chat(turn, sampling_params, session=self.name, **template_options)
+        self.remember(text, output.outputs[0].text)
+        return output
+
+    def stream(
+        self, text: str, sampling_params: SamplingParams | None = None, **template_options: Any
+    ) -> Stream:
+        """One turn as a stream. Call `remember` with the answer when it has ended."""
+        turn = [*self.messages, {"role": "user", "content": text}]
+        return self._llm.stream_chat(turn, sampling_params, session=self.name, **template_options)
+
+    def remember(self, text: str, answer: str) -> None:
+        """Adds a finished turn to the messages."""
+        self.messages.append({"role": "user", "content": text})
+        self.messages.append({"role": "assistant", "content": answer})
+
+    def close(self) -> None:
+        """Frees the kept KV."""
+        self._llm.drop_session(self.name)

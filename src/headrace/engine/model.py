@@ -1,0 +1,104 @@
+"""From a model's name to an engine: the one place where files, programs and executors meet.
+
+name → formats.sources → checkpoint → models.load ─┬→ NativeModel ─→ Engine
+                                    └→ tokenizer ──┴→ Vocabulary ─┘
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.engine.config import EngineConfig, EngineOptions, Machine, resolve
+from headrace.engine.core import Engine, Vocabulary
+from headrace.formats import sources
+from headrace.formats.chat_template import ChatTemplate, load_chat_template
+from headrace.formats.checkpoint import open_checkpoint
+from headrace.formats.detokenizer import Detokenizer
+from headrace.formats.fetching import Reporter
+from headrace.formats.tensors import FileCheckpoint
+from headrace.formats.tokenizer import Tokenizer
+from headrace.formats.tokenizer_load import load_tokenizer
+from headrace.models.load import LoadedModel, load
+from headrace.ops.executor import Executor
+from headrace.ops.native import NativeModel
+
+ExecutorFactory = Callable[[LoadedModel, EngineConfig], Executor]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenModel:
+    """A model opened and translated, not yet bound to an executor. Its weights are views of the
+    mapped files. name: as the user gave it."""
+
+    name: str
+    path: Path
+    checkpoint: FileCheckpoint
+    program: LoadedModel
+    tokenizer: Tokenizer
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights as stored."""
+        return sum(tensor.num_bytes for tensor in self.program.weights.values())
+
+    def chat_template(self, override: str | None = None) -> ChatTemplate:
+        """See formats.chat_template.load_chat_template."""
+        return load_chat_template(self.checkpoint, self.tokenizer, override=override)
+
+
+def open_model(
+    name: str, *, offline: bool | None = None, progress: Reporter | None = None
+) -> OpenModel:
+    """Resolves (fetching if need be), opens and translates a model.
+
+    Raises ModelSourceError or ModelFileError, each one sentence naming the thing and the remedy.
+    """
+    path = sources.resolve(name, offline=offline, progress=progress)
+    checkpoint = open_checkpoint(path)
+    return OpenModel(name, path, checkpoint, load(checkpoint), load_tokenizer(checkpoint))
+
+
+def native_executor(program: LoadedModel, config: EngineConfig) -> NativeModel:
+    """The native interpreter, with buffers for the configuration's largest step."""
+    return NativeModel(
+        program,
+        max_tokens=config.max_num_batched_tokens,
+        max_requests=config.max_num_seqs,
+        max_context=config.max_model_len,
+        num_threads=config.num_threads,
+    )
+
+
+def vocabulary_of(model: OpenModel) -> Vocabulary:
+    """What the engine needs of the model's tokenizer."""
+    tokenizer = model.tokenizer
+    return Vocabulary(
+        num_ids=min(tokenizer.num_ids, model.program.vocab_size),
+        eos_ids=frozenset(tokenizer.eos_ids),
+        new_stream=lambda skip: Detokenizer(tokenizer, skip_special=skip, continuation=True),
+        token_text=tokenizer.token_text,
+    )
+
+
+def resolve_config(model: OpenModel, options: EngineOptions) -> EngineConfig:
+    """Options for this model on this machine."""
+    return resolve(
+        options,
+        model.program.kv_groups,
+        model.program.max_context,
+        Machine.probe(os.environ),
+        weight_bytes=model.weight_bytes,
+    )
+
+
+def build_engine(
+    model: OpenModel,
+    options: EngineOptions,
+    make_executor: ExecutorFactory = native_executor,
+) -> Engine:
+    """An engine over an opened model. Raises UsageError, CapacityError or NativeError."""
+    config = resolve_config(model, options)
+    return Engine(make_executor(model.program, config), vocabulary_of(model), config)
