@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -90,9 +89,8 @@ def list_repository(repo: str) -> list[HubFile] | None:
         try:
             from huggingface_hub import HfApi
 
-            info = HfApi(endpoint=_endpoint()).repo_info(
-                repo, files_metadata=True, timeout=ANSWER_S
-            )
+            api = HfApi(endpoint=_endpoint())
+            info = api.model_info(repo, files_metadata=True, timeout=ANSWER_S)
             box["files"] = [_hub_file(s) for s in info.siblings or ()]
         except Exception as error:
             box["error"] = error
@@ -133,7 +131,7 @@ def choose_files(repo: str, files: list[HubFile], quant: str) -> tuple[list[HubF
     models = sorted({_SHARD.sub("", f.name) for f in ggufs})
     if not models:
         raise ModelSourceError(
-            f"{repo} holds neither safetensors with a config.json nor GGUF files"
+            f"{repo} holds neither GGUF files nor safetensors with config.json"
         )
     if quant:
         matches = [m for m in models if _names_quant(m, quant)]
@@ -224,7 +222,7 @@ def _first_line(error: Exception) -> str:
     return text.splitlines()[0]
 
 
-def _bar_class(reporter: Reporter, label: str) -> Callable[..., Any]:
+def _bar_class(reporter: Reporter, label: str) -> type[Any]:
     """A class in tqdm's shape that reports to `reporter` instead of drawing."""
 
     class Bar:
