@@ -130,9 +130,7 @@ def choose_files(repo: str, files: list[HubFile], quant: str) -> tuple[list[HubF
             return chosen, ""
     models = sorted({_SHARD.sub("", f.name) for f in ggufs})
     if not models:
-        raise ModelSourceError(
-            f"{repo} holds neither GGUF files nor safetensors with config.json"
-        )
+        raise ModelSourceError(f"{repo} holds neither GGUF files nor safetensors with config.json")
     if quant:
         matches = [m for m in models if _names_quant(m, quant)]
     elif len(models) == 1:
