@@ -57,7 +57,7 @@ def resolve(name: str, *, offline: bool | None = None, progress: Reporter | None
         return _resolve_hub(name[3:], off, reporter)
     path = Path(name).expanduser()
     try:
-        if path.exists():
+        if name and path.exists():
             return path
     except (OSError, ValueError) as error:
         raise ModelSourceError(f"{name!r} is no usable path: {error}") from error
