@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.engine.config import EngineConfig, EngineOptions
 from headrace.engine.core import Engine
@@ -29,9 +29,11 @@ from headrace.engine.outputs import Delta, RequestOutput
 from headrace.engine.params import SamplingParams
 from headrace.engine.prompts import Prompt, TokenPrompt, as_prompt_list, params_list, read_prompt
 from headrace.errors import UsageError
-from headrace.formats.chat_template import ChatTemplate, encode_chat
 from headrace.formats.fetching import Reporter
 from headrace.formats.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from headrace.formats.chat_template import ChatTemplate
 
 Message = Mapping[str, Any]
 #: Called with (finished requests, all requests) while generate runs.
@@ -205,6 +207,8 @@ class LLM:
 
     def encode_chat(self, messages: Sequence[Message], **template_options: Any) -> list[int]:
         """Token ids of a conversation, as `chat` sends them."""
+        from headrace.formats.chat_template import encode_chat  # loads jinja2
+
         with self._lock:
             if self._template is None:
                 self._template = self.model.chat_template(self._template_override)
@@ -285,7 +289,7 @@ class LLM:
 class Stream:
     """Deltas of one request, in order; iterating drives the engine.
 
-    Joined deltas are the whole text. `request.output()` gives the result so far at any time.
+    Joined deltas are the whole text.
     Close it (or use `with`) to abort a request that has not finished.
     """
 
@@ -308,10 +312,19 @@ class Stream:
                     raise StopIteration
                 llm._step()
 
+    @property
+    def result(self) -> RequestOutput:
+        """The result so far; final once the stream has ended."""
+        return self.request.output()
+
+    def abort(self) -> None:
+        """Ends the request; its last deltas are still delivered."""
+        self._llm.abort(self.request)
+
     def close(self) -> None:
         """Aborts the request if it still runs and forgets undelivered deltas."""
         with self._llm._lock:
-            self._llm.abort(self.request)
+            self.abort()
             self._llm._streams.pop(self.request.request_id, None)
 
     def __enter__(self) -> Stream:

@@ -10,20 +10,23 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace.engine.config import EngineConfig, EngineOptions, Machine, resolve
 from headrace.engine.core import Engine, Vocabulary
-from headrace.formats import sources
-from headrace.formats.chat_template import ChatTemplate, load_chat_template
 from headrace.formats.checkpoint import open_checkpoint
 from headrace.formats.detokenizer import Detokenizer
 from headrace.formats.fetching import Reporter
+from headrace.formats.sources import resolve as resolve_source
 from headrace.formats.tensors import FileCheckpoint
 from headrace.formats.tokenizer import Tokenizer
 from headrace.formats.tokenizer_load import load_tokenizer
 from headrace.models.load import LoadedModel, load
 from headrace.ops.executor import Executor
 from headrace.ops.native import NativeModel
+
+if TYPE_CHECKING:
+    from headrace.formats.chat_template import ChatTemplate
 
 ExecutorFactory = Callable[[LoadedModel, EngineConfig], Executor]
 
@@ -46,6 +49,8 @@ class OpenModel:
 
     def chat_template(self, override: str | None = None) -> ChatTemplate:
         """See formats.chat_template.load_chat_template."""
+        from headrace.formats.chat_template import load_chat_template  # loads jinja2
+
         return load_chat_template(self.checkpoint, self.tokenizer, override=override)
 
 
@@ -56,7 +61,7 @@ def open_model(
 
     Raises ModelSourceError or ModelFileError, each one sentence naming the thing and the remedy.
     """
-    path = sources.resolve(name, offline=offline, progress=progress)
+    path = resolve_source(name, offline=offline, progress=progress)
     checkpoint = open_checkpoint(path)
     return OpenModel(name, path, checkpoint, load(checkpoint), load_tokenizer(checkpoint))
 
