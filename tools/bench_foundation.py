@@ -66,6 +66,7 @@ def memory(model: str) -> dict[str, Any]:
 def memory_of(model: str) -> dict[str, Any]:
     """Loads, prefills 512 tokens, decodes 64; memory in bytes."""
     from headrace import LLM, SamplingParams
+    from headrace.ops.native import NativeModel
 
     peak = _Peak()
     llm = LLM(model, max_model_len=1024, max_num_seqs=1, offline=True)
@@ -74,7 +75,9 @@ def memory_of(model: str) -> dict[str, Any]:
     steady = []
     for _ in llm.stream({"prompt_token_ids": ids}, params):
         steady.append(_anonymous_bytes())
-    packed, kv = llm.packed_bytes, llm.config.pools.total_bytes
+    model = llm.engine.executor
+    assert isinstance(model, NativeModel)
+    packed, kv = model.weights.num_bytes, llm.config.pools.total_bytes
     return {
         "anonymous_bytes": statistics.median(steady[len(steady) // 2 :]),
         "peak_bytes": peak.stop(),

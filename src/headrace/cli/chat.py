@@ -10,7 +10,7 @@ import typer
 
 from headrace.cli import options as o
 from headrace.cli.generate import statistics_line
-from headrace.cli.text_input import read_text
+from headrace.cli.progress import StderrReporter
 from headrace.errors import PromptError
 
 if TYPE_CHECKING:
@@ -54,10 +54,11 @@ def chat(
         model,
         kv_cache_dtype=kv_cache_dtype,
         offline=offline,
+        progress=StderrReporter(),
         **o.given(
             max_model_len=max_model_len,
             num_threads=threads,
-            chat_template=read_text(chat_template) if chat_template else None,
+            chat_template=str(chat_template) if chat_template else None,
         ),
     )
     converse(llm, params, system=system, stats=stats)

@@ -52,9 +52,9 @@ def _version(package: str) -> str | None:
 
 def _native() -> dict[str, Any]:
     try:
-        from headrace.native import _core
+        from headrace.native import core
 
-        return {"isa": _core.active_isa(), "isas": list(_core.supported_isas())}
+        return {"isas": list(core().available_isas())}
     except Exception as error:  # a report must not fail because the core does
         return {"error": str(error)}
 

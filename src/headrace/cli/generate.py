@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli import options as o
+from headrace.cli.progress import StderrReporter
 from headrace.cli.text_input import read_text
 from headrace.errors import UsageError
 
@@ -91,7 +92,7 @@ def generate(
     llm = LLM(
         model,
         kv_cache_dtype=kv_cache_dtype, block_size=block_size, kv_allocator=kv_allocator,
-        offline=offline, max_num_seqs=samples,
+        offline=offline, progress=StderrReporter(), max_num_seqs=samples,
         **o.given(max_model_len=max_model_len, num_threads=threads,
                   kv_cache_memory=kv_cache_memory,
                   max_num_batched_tokens=max_num_batched_tokens),

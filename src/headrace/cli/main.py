@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 
-import click
 import typer
 
 from headrace import __version__
@@ -18,7 +17,6 @@ from headrace.cli.env import env
 from headrace.cli.generate import generate
 from headrace.cli.models import models_app
 from headrace.cli.perplexity import perplexity
-from headrace.cli.verify import verify
 from headrace.errors import HeadraceError, UsageError
 
 app = typer.Typer(
@@ -50,7 +48,6 @@ def root(
 app.command()(generate)
 app.command()(chat)
 app.command()(perplexity)
-app.command()(verify)
 app.command()(env)
 app.add_typer(models_app, name="models")
 
@@ -58,25 +55,17 @@ app.add_typer(models_app, name="models")
 def run(arguments: list[str]) -> int:
     """Runs one command line; returns the exit code and prints one sentence per error."""
     try:
-        code = app(arguments, standalone_mode=False)
-        return int(code or 0)
-    except UsageError as error:
-        print(f"headrace: {error}", file=sys.stderr)
-        return 2
+        app(arguments)
+    except SystemExit as end:  # how typer reports usage errors, interrupts and plain success
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
     except HeadraceError as error:
+        sys.stdout.flush()
         print(f"headrace: {error}", file=sys.stderr)
-        return 1
-    except click.exceptions.Abort:
-        return 130
-    except click.ClickException as error:
-        error.show(sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
+        return 2 if isinstance(error, UsageError) else 1
     except BrokenPipeError:
         # The reader left (`| head`): not an error; keep the interpreter from flushing into it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    return 0
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli import options as o
+from headrace.cli.progress import StderrReporter
 from headrace.cli.text_input import read_text
 from headrace.errors import UsageError
 
@@ -39,7 +40,7 @@ def perplexity(
 
     llm = LLM(
         model, kv_cache_dtype=kv_cache_dtype, max_model_len=context + 1, max_num_seqs=1,
-        offline=offline, **o.given(num_threads=threads),
+        offline=offline, progress=StderrReporter(), **o.given(num_threads=threads),
     )  # fmt: skip
     score = score_text(llm, text, context=context, max_chunks=max_chunks, progress=o.progress)
     if as_json:
