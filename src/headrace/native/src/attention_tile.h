@@ -1,6 +1,6 @@
 // One tile of attention: a few query rows against 128 positions, from an empty state.
 //
-// The result is a Partial per row: O[D] (not normalised), the running maximum m and the sum l. The
+// The result is a partial per row: O[D] (not normalised), the running maximum m and the sum l. The
 // order of every addition is fixed by docs/numerics.md, "Attention"; blocking over rows and vectors
 // only reuses loads. Row, here: one query head of one token.
 //
@@ -22,38 +22,46 @@ struct Range {
 };
 
 // The keys and values of one tile: a pointer to each run of 16 positions that some row sees.
+// `next`: the same run of the tile to come, to be prefetched (any valid pointer will do).
 struct TileMemory {
-  const std::byte *keys[kRuns], *values[kRuns];
+  const std::byte *keys[kRuns], *values[kRuns], *next_keys[kRuns], *next_values[kRuns];
 };
 
 // ---- scores: s[row][position], lanes are positions --------------------------------------------
 
+// Runs i … i + runs - 1.
 template <class E, int rows, int runs>
 static inline void score_block(const typename E::Operand* q, int64_t q_stride,
-                               const std::byte* const* keys, int64_t dim, float* s) {
+                               const TileMemory& tile, int i, int64_t dim, float* s) {
   f32x16 acc[rows][runs];
+  const std::byte *k[runs], *next[runs];
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 8
-    for (int i = 0; i < runs; ++i) acc[r][i] = zero();
-  const std::byte* k[runs];
+    for (int c = 0; c < runs; ++c) acc[r][c] = zero();
 #pragma GCC unroll 8
-  for (int i = 0; i < runs; ++i) k[i] = keys[i];
+  for (int c = 0; c < runs; ++c) {
+    k[c] = tile.keys[i + c];
+    next[c] = tile.next_keys[i + c];
+  }
   for (int64_t d = 0; d < dim; d += 2) {
     typename E::Pair pairs[runs];
 #pragma GCC unroll 8
-    for (int i = 0; i < runs; ++i) pairs[i] = E::load_pairs(k[i] + d * kRun * E::bytes);
+    for (int c = 0; c < runs; ++c) {
+      pairs[c] = E::load_pairs(k[c] + d * kRun * E::bytes);
+      prefetch_pairs<E>(next[c] + d * kRun * E::bytes);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
       const typename E::Pair x = E::broadcast(q + r * q_stride + d);
 #pragma GCC unroll 8
-      for (int i = 0; i < runs; ++i) acc[r][i] = E::dot(acc[r][i], x, pairs[i]);
+      for (int c = 0; c < runs; ++c) acc[r][c] = E::dot(acc[r][c], x, pairs[c]);
     }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 8
-    for (int i = 0; i < runs; ++i) store(s + r * kTile + i * kRun, acc[r][i]);
+    for (int c = 0; c < runs; ++c) store(s + r * kTile + (i + c) * kRun, acc[r][c]);
 }
 
 // Runs first_run … end_run-1.
@@ -62,12 +70,10 @@ static void scores(const typename E::Operand* q, int64_t q_stride, const TileMem
                    int64_t dim, int first_run, int end_run, float* s) {
   int i = first_run;
   if constexpr (E::max_vectors >= 4)
-    for (; i + 4 <= end_run; i += 4)
-      score_block<E, rows, 4>(q, q_stride, tile.keys + i, dim, s + i * kRun);
+    for (; i + 4 <= end_run; i += 4) score_block<E, rows, 4>(q, q_stride, tile, i, dim, s);
   if constexpr (E::max_vectors >= 2)
-    for (; i + 2 <= end_run; i += 2)
-      score_block<E, rows, 2>(q, q_stride, tile.keys + i, dim, s + i * kRun);
-  for (; i < end_run; ++i) score_block<E, rows, 1>(q, q_stride, tile.keys + i, dim, s + i * kRun);
+    for (; i + 2 <= end_run; i += 2) score_block<E, rows, 2>(q, q_stride, tile, i, dim, s);
+  for (; i < end_run; ++i) score_block<E, rows, 1>(q, q_stride, tile, i, dim, s);
 }
 
 // ---- probabilities ----------------------------------------------------------------------------
@@ -82,7 +88,12 @@ static inline f32x16 visible(Range range, int i, f32x16 inside, float outside) {
   return inside;
 }
 
-// s: scores of one row, overwritten. p: probabilities, rounded; +0 where invisible, in whole runs.
+static inline f32x16 capped(f32x16 x, float soft_cap) {
+  return splat(soft_cap) * tanh(x / splat(soft_cap));
+}
+
+// s: scores of one row (overwritten where there is a cap). p: probabilities, rounded; +0 where
+// invisible, in whole runs. A NaN score does not reach m, but the sum.
 template <class E>
 static void probabilities(float* s, Range range, float soft_cap, typename E::Operand* p, float& m,
                           float& l) {
@@ -90,10 +101,8 @@ static void probabilities(float* s, Range range, float soft_cap, typename E::Ope
   f32x16 top = splat(-__builtin_inff());
   for (int i = first_run; i < end_run; ++i) {
     f32x16 x = load(s + i * kRun);
-    if (soft_cap > 0) x = splat(soft_cap) * tanh(x / splat(soft_cap));
-    x = visible(range, i, x, -__builtin_inff());
-    store(s + i * kRun, x);
-    top = max(x, top);  // a NaN is passed over here and shows in the sum
+    if (soft_cap > 0) store(s + i * kRun, x = capped(x, soft_cap));
+    top = max(visible(range, i, x, -__builtin_inff()), top);
   }
   m = tree_max(top);
   f32x16 sum = zero();
@@ -105,55 +114,85 @@ static void probabilities(float* s, Range range, float soft_cap, typename E::Ope
   l = tree_sum(sum);
 }
 
+// The same for a row that sees the whole tile.
+template <class E>
+static void probabilities_of_whole(const float* s, float soft_cap, typename E::Operand* p, float& m,
+                                   float& l) {
+  f32x16 x[kRuns], top[2] = {splat(-__builtin_inff()), splat(-__builtin_inff())};
+#pragma GCC unroll 8
+  for (int i = 0; i < kRuns; ++i) {
+    x[i] = load(s + i * kRun);
+    if (soft_cap > 0) x[i] = capped(x[i], soft_cap);
+    top[i % 2] = max(x[i], top[i % 2]);
+  }
+  m = tree_max(max(top[0], top[1]));
+  f32x16 sum = zero();
+#pragma GCC unroll 8
+  for (int i = 0; i < kRuns; ++i) {
+    x[i] = exp_nonpositive(x[i] - splat(m));
+    sum = sum + x[i];
+    E::store_operand(p + i * kRun, x[i]);
+  }
+  l = tree_sum(sum);
+}
+
 // ---- values: O[row][d], lanes are dims --------------------------------------------------------
 
-// Pairs first … end-1 of the tile; tail > 0: only that many dims of the (one) vector exist.
+// Pairs first … end-1 of the tile, dims d0 …; tail > 0: only that many dims of the (one) vector
+// exist. fresh: O starts at +0, else it is continued.
 template <class E, int rows, int vectors>
-static inline void value_block(const typename E::Operand* p, const std::byte* const* values,
-                               int64_t dim, int64_t d0, int tail, int first, int end, float* o,
+static inline void value_block(const typename E::Operand* p, const TileMemory& tile, int64_t dim,
+                               int64_t d0, int tail, int first, int end, bool fresh, float* o,
                                int64_t o_stride) {
   f32x16 acc[rows][vectors];
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 8
-    for (int i = 0; i < vectors; ++i) acc[r][i] = load(o + r * o_stride + i * 16);
-  for (int j = first; j < end; ++j) {
-    const std::byte* v = values[j / 8] + (j % 8 * dim + d0) * 2 * E::bytes;
-    typename E::Pair pairs[vectors];
-    if (vectors == 1 && tail > 0) {
-      pairs[0] = load_first_pairs<E>(v, tail);
-    } else {
+    for (int c = 0; c < vectors; ++c)
+      acc[r][c] = fresh ? zero() : load(o + r * o_stride + d0 + c * 16);
+  for (int j = first; j < end;) {
+    const std::byte *v = tile.values[j / 8], *next = tile.next_values[j / 8];
+    for (const int stop = end < (j / 8 + 1) * 8 ? end : (j / 8 + 1) * 8; j < stop; ++j) {
+      const int64_t at = (j % 8 * dim + d0) * 2 * E::bytes;
+      typename E::Pair pairs[vectors];
+      if (vectors == 1 && tail > 0) {
+        pairs[0] = load_first_pairs<E>(v + at, tail);
+      } else {
 #pragma GCC unroll 8
-      for (int i = 0; i < vectors; ++i) pairs[i] = E::load_pairs(v + i * 32 * E::bytes);
-    }
+        for (int c = 0; c < vectors; ++c) {
+          pairs[c] = E::load_pairs(v + at + c * 32 * E::bytes);
+          prefetch_pairs<E>(next + at + c * 32 * E::bytes);
+        }
+      }
 #pragma GCC unroll 8
-    for (int r = 0; r < rows; ++r) {
-      const typename E::Pair x = E::broadcast(p + r * kTile + 2 * j);
+      for (int r = 0; r < rows; ++r) {
+        const typename E::Pair x = E::broadcast(p + r * kTile + 2 * j);
 #pragma GCC unroll 8
-      for (int i = 0; i < vectors; ++i) acc[r][i] = E::dot(acc[r][i], x, pairs[i]);
+        for (int c = 0; c < vectors; ++c) acc[r][c] = E::dot(acc[r][c], x, pairs[c]);
+      }
     }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 8
-    for (int i = 0; i < vectors; ++i) store(o + r * o_stride + i * 16, acc[r][i]);
+    for (int c = 0; c < vectors; ++c) store(o + r * o_stride + d0 + c * 16, acc[r][c]);
 }
 
 template <class E, int rows>
 static void values(const typename E::Operand* p, const TileMemory& tile, int64_t dim, int first,
-                   int end, float* o, int64_t o_stride) {
-  if (first >= end) return;
+                   int end, bool fresh, float* o, int64_t o_stride) {
+  if (first >= end && !fresh) return;
   int64_t d = 0;
   if constexpr (E::max_vectors >= 4)
     for (; d + 64 <= dim; d += 64)
-      value_block<E, rows, 4>(p, tile.values, dim, d, 0, first, end, o + d, o_stride);
+      value_block<E, rows, 4>(p, tile, dim, d, 0, first, end, fresh, o, o_stride);
   if constexpr (E::max_vectors >= 2)
     for (; d + 32 <= dim; d += 32)
-      value_block<E, rows, 2>(p, tile.values, dim, d, 0, first, end, o + d, o_stride);
+      value_block<E, rows, 2>(p, tile, dim, d, 0, first, end, fresh, o, o_stride);
   for (; d + 16 <= dim; d += 16)
-    value_block<E, rows, 1>(p, tile.values, dim, d, 0, first, end, o + d, o_stride);
+    value_block<E, rows, 1>(p, tile, dim, d, 0, first, end, fresh, o, o_stride);
   if (d < dim)
-    value_block<E, rows, 1>(p, tile.values, dim, d, static_cast<int>(dim - d), first, end, o + d,
+    value_block<E, rows, 1>(p, tile, dim, d, static_cast<int>(dim - d), first, end, fresh, o,
                             o_stride);
 }
 
@@ -173,50 +212,56 @@ static void half_pair(const typename E::Operand* p, const TileMemory& tile, int6
 
 // ---- the tile ---------------------------------------------------------------------------------
 
-// A partial is stride floats: O[dim rounded up to 16], then m, l.
-struct PartialShape {
-  int64_t padded_dim, stride;
+// Partials of consecutive rows: O[row][padded_dim], m[row], l[row].
+struct Partials {
+  float *o, *m, *l;
+  int64_t padded_dim;
+
+  Partials from(int64_t row) const { return {o + row * padded_dim, m + row, l + row, padded_dim}; }
 };
-static inline PartialShape partial_shape(int64_t dim) {
-  const int64_t padded = (dim + 15) / 16 * 16;
-  return {padded, padded + 16};
+// Laid out in memory of partials_floats(rows, padded_dim) floats.
+static inline int64_t partials_floats(int64_t rows, int64_t padded_dim) {
+  return rows * padded_dim + 2 * ((rows + 15) / 16 * 16);
+}
+static inline Partials partials_in(float* memory, int64_t rows, int64_t padded_dim) {
+  float* m = memory + rows * padded_dim;
+  return {memory, m, m + (rows + 15) / 16 * 16, padded_dim};
 }
 
 // `rows` rows whose first and end are both ascending. s and p: workspaces of rows · kTile.
 template <class E, int rows>
 static void tile_block(const typename E::Operand* q, int64_t q_stride, const TileMemory& tile,
                        int64_t k_dim, int64_t v_dim, float soft_cap, const Range* ranges, float* s,
-                       typename E::Operand* p, float* partials) {
-  const PartialShape shape = partial_shape(v_dim);
+                       typename E::Operand* p, const Partials& out) {
   scores<E, rows>(q, q_stride, tile, k_dim, ranges[0].first / kRun,
                   (ranges[rows - 1].end - 1) / kRun + 1, s);
   // Pairs that every row sees whole are done for all rows at once; those before and after, where
   // rows differ, row by row, in the same ascending order.
-  int common_first = 0, common_end = kTile / 2;
-  for (int r = 0; r < rows; ++r) {
-    const Range range = ranges[r];
-    float* partial = partials + r * shape.stride;
-    probabilities<E>(s + r * kTile, range, soft_cap, p + r * kTile, partial[shape.padded_dim],
-                     partial[shape.padded_dim + 1]);
-    const int first = (range.first + 1) / 2, end = range.end / 2;
-    if (first > common_first) common_first = first;
-    if (end < common_end) common_end = end;
-  }
+  const int common_end = ranges[0].end / 2;
+  int common_first = (ranges[rows - 1].first + 1) / 2;
   if (common_first > common_end) common_first = common_end;
   for (int r = 0; r < rows; ++r) {
+    if (ranges[r].first == 0 && ranges[r].end == kTile)
+      probabilities_of_whole<E>(s + r * kTile, soft_cap, p + r * kTile, out.m[r], out.l[r]);
+    else
+      probabilities<E>(s + r * kTile, ranges[r], soft_cap, p + r * kTile, out.m[r], out.l[r]);
+  }
+  const int64_t stride = out.padded_dim;
+  const bool fresh = ranges[0].first % 2 == 0 && ranges[0].first == ranges[rows - 1].first;
+  for (int r = 0; r < rows && !fresh; ++r) {
     const Range range = ranges[r];
-    float* o = partials + r * shape.stride;
-    for (int64_t d = 0; d < shape.padded_dim; d += 16) store(o + d, zero());
+    float* o = out.o + r * stride;
+    for (int64_t d = 0; d < stride; d += 16) store(o + d, zero());
     if (range.first % 2 != 0) half_pair<E>(p + r * kTile, tile, v_dim, range.first / 2, false, o);
     const int end = range.end / 2 < common_first ? range.end / 2 : common_first;
-    values<E, 1>(p + r * kTile, tile, v_dim, (range.first + 1) / 2, end, o, shape.stride);
+    values<E, 1>(p + r * kTile, tile, v_dim, (range.first + 1) / 2, end, false, o, stride);
   }
-  values<E, rows>(p, tile, v_dim, common_first, common_end, partials, shape.stride);
+  values<E, rows>(p, tile, v_dim, common_first, common_end, fresh, out.o, stride);
   for (int r = 0; r < rows; ++r) {
     const Range range = ranges[r];
-    float* o = partials + r * shape.stride;
+    float* o = out.o + r * stride;
     const int first = (range.first + 1) / 2 > common_end ? (range.first + 1) / 2 : common_end;
-    values<E, 1>(p + r * kTile, tile, v_dim, first, range.end / 2, o, shape.stride);
+    values<E, 1>(p + r * kTile, tile, v_dim, first, range.end / 2, false, o, stride);
     if (range.end % 2 != 0) half_pair<E>(p + r * kTile, tile, v_dim, range.end / 2, true, o);
   }
 }

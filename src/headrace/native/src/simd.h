@@ -314,21 +314,32 @@ static inline f32x16 dot_bf16(f32x16 acc, i32x16 x, i32x16 y) {
 #endif
 }
 
-// The fixed tree over 16 lanes: l += l+8, then +4, +2, +1.
-static inline float tree_sum(f32x16 x) {
-  alignas(64) float t[16];
-  store(t, x);
-  for (int step = 8; step > 0; step >>= 1)
-    for (int i = 0; i < step; ++i) t[i] = t[i] + t[i + step];
-  return t[0];
+// The two halves of the lanes, for the fixed tree l += l+8, then +4, +2, +1.
+static inline __m256 low_half(f32x16 x) {
+#ifdef HR_AVX512
+  return _mm512_castps512_ps256(x.v);
+#else
+  return x.a;
+#endif
 }
-// NaN in any lane gives NaN.
-static inline float tree_max(f32x16 x) {
-  alignas(64) float t[16];
-  store(t, x);
-  for (int step = 8; step > 0; step >>= 1)
-    for (int i = 0; i < step; ++i) t[i] = (t[i] > t[i + step] || t[i] != t[i]) ? t[i] : t[i + step];
-  return t[0];
+static inline __m256 high_half(f32x16 x) {
+#ifdef HR_AVX512
+  return _mm512_extractf32x8_ps(x.v, 1);
+#else
+  return x.b;
+#endif
+}
+static inline float tree_sum(f32x16 x) {
+  const __m256 by8 = _mm256_add_ps(low_half(x), high_half(x));
+  const __m128 by4 = _mm_add_ps(_mm256_castps256_ps128(by8), _mm256_extractf128_ps(by8, 1));
+  const __m128 by2 = _mm_add_ps(by4, _mm_movehl_ps(by4, by4));
+  return _mm_cvtss_f32(_mm_add_ss(by2, _mm_movehdup_ps(by2)));
+}
+static inline float tree_max(f32x16 x) {  // no lane may be NaN
+  const __m256 by8 = _mm256_max_ps(low_half(x), high_half(x));
+  const __m128 by4 = _mm_max_ps(_mm256_castps256_ps128(by8), _mm256_extractf128_ps(by8, 1));
+  const __m128 by2 = _mm_max_ps(by4, _mm_movehl_ps(by4, by4));
+  return _mm_cvtss_f32(_mm_max_ss(by2, _mm_movehdup_ps(by2)));
 }
 
 }  // namespace HR_ISA

@@ -40,17 +40,17 @@ struct Task {
 struct Shape {
   int64_t group, k_dim, v_dim;  // query heads per KV head
   int64_t q_stride;             // operands of one prepared query row
+  int64_t padded_dim;           // floats of one O
   int64_t tokens_per_task, max_rows;
-  PartialShape partial;
 
   explicit Shape(const AttendArgs& args)
       : group(args.heads / args.memory->kv_heads),
         k_dim(args.memory->k_dim),
         v_dim(args.memory->v_dim),
         q_stride((k_dim + 15) / 16 * 16),
+        padded_dim((v_dim + 15) / 16 * 16),
         tokens_per_task(group < kRows ? kRows / group : 1),
-        max_rows(tokens_per_task * group),
-        partial(partial_shape(v_dim)) {}
+        max_rows(tokens_per_task * group) {}
 };
 
 static inline int64_t first_visible(const AttendArgs& args, int64_t position) {
@@ -85,237 +85,279 @@ static inline void for_tasks(const AttendArgs& args, const Step& step, const Sha
 
 // ---- partials ---------------------------------------------------------------------------------
 
-static void copy_partial(float* to, const float* from, const PartialShape& shape) {
-  std::memcpy(to, from, static_cast<size_t>(shape.stride) * sizeof(float));
+static void copy_partials(const Partials& to, const Partials& from, int64_t rows) {
+  const auto copy = [](float* target, const float* source, int64_t n) {
+    std::memcpy(target, source, static_cast<size_t>(n) * sizeof(float));
+  };
+  copy(to.o, from.o, rows * to.padded_dim);
+  copy(to.m, from.m, rows);
+  copy(to.l, from.l, rows);
 }
 
-// left ← left ∘ right, in place.
-static void fold(float* left, const float* right, const PartialShape& shape) {
-  float *m = left + shape.padded_dim, *l = m + 1;
-  const float m2 = right[shape.padded_dim], l2 = right[shape.padded_dim + 1];
-  const float top = *m > m2 ? *m : m2;
-  const f32x16 a = exp_nonpositive(splat(*m) - splat(top)),
-               b = exp_nonpositive(splat(m2) - splat(top));
-  for (int64_t d = 0; d < shape.padded_dim; d += 16)
-    store(left + d, fma(load(right + d), b, load(left + d) * a));
-  alignas(64) float sum[16];
-  store(sum, fma(splat(l2), b, splat(*l) * a));
-  *l = sum[0];
-  *m = top;
+// left ← left ∘ right, row by row; the factors of 16 rows at a time.
+static void fold(const Partials& left, const Partials& right, int64_t rows) {
+  for (int64_t r = 0; r < rows; r += 16) {
+    const int n = rows - r < 16 ? static_cast<int>(rows - r) : 16;
+    const f32x16 m1 = load_first(left.m + r, n), m2 = load_first(right.m + r, n), top = max(m1, m2),
+                 a = exp_nonpositive(m1 - top), b = exp_nonpositive(m2 - top);
+    alignas(64) float left_factor[16], right_factor[16];
+    store(left_factor, a);
+    store(right_factor, b);
+    store_first(left.m + r, top, n);
+    store_first(left.l + r, fma(load_first(right.l + r, n), b, load_first(left.l + r, n) * a), n);
+    for (int i = 0; i < n; ++i) {
+      const f32x16 fa = splat(left_factor[i]), fb = splat(right_factor[i]);
+      float* o = left.o + (r + i) * left.padded_dim;
+      const float* o2 = right.o + (r + i) * left.padded_dim;
+      for (int64_t d = 0; d < left.padded_dim; d += 16)
+        store(o + d, fma(load(o2 + d), fb, load(o + d) * fa));
+    }
+  }
 }
 
-static void write_result(const float* partial, const Shape& shape, float* out) {
-  const f32x16 inverse = splat(1.0f) / splat(partial[shape.partial.padded_dim + 1]);
-  for (int64_t d = 0; d < shape.v_dim; d += 16) {
-    const int n = shape.v_dim - d < 16 ? static_cast<int>(shape.v_dim - d) : 16;
-    store_first(out + d, load(partial + d) * inverse, n);
+static void write_result(const Partials& row, int64_t dim, float* out) {
+  const f32x16 inverse = splat(1.0f) / splat(*row.l);
+  for (int64_t d = 0; d < dim; d += 16) {
+    const int n = dim - d < 16 ? static_cast<int>(dim - d) : 16;
+    store_first(out + d, load(row.o + d) * inverse, n);
   }
 }
 
 // ---- one worker's state -----------------------------------------------------------------------
 
-// Workspaces carved out of Worker::scratch; the sizes are attend_workspace's.
-template <class E>
-struct Scratch {
-  typename E::Operand *q, *p;         // [max_rows][q_stride], [max block][kTile]
-  float *s, *tile, *segment, *total;  // [max block][kTile], [max_rows] partials × 3
-  std::byte* poison;                  // a run of NaN, for positions without a block
-  Range* ranges;                      // [max_rows]
-};
-
 static constexpr int kMaxBlock = 6;
 
-static inline int64_t scratch_bytes(const Shape& shape, std::byte* base, std::byte** parts) {
-  const int64_t dim = shape.k_dim > shape.v_dim ? shape.k_dim : shape.v_dim;
-  const int64_t sizes[] = {shape.max_rows * shape.q_stride * 4,
-                           kMaxBlock * kTile * 4,
-                           kMaxBlock * kTile * 4,
-                           shape.max_rows * shape.partial.stride * 4,
-                           shape.max_rows * shape.partial.stride * 4,
-                           shape.max_rows * shape.partial.stride * 4,
-                           kRun * dim * 4,
-                           shape.max_rows * static_cast<int64_t>(sizeof(Range))};
-  int64_t used = 0;
-  for (int i = 0; i < 8; ++i) {
-    if (parts != nullptr) parts[i] = base + used;
-    used += (sizes[i] + 63) / 64 * 64;
+// Workspaces carved out of Worker::scratch. With a null base only the size is of use.
+struct Scratch {
+  std::byte *q, *p;               // operands: [max_rows][q_stride], [kMaxBlock][kTile]
+  float* s;                       // [kMaxBlock][kTile]
+  Partials tile, segment, total;  // of max_rows rows
+  std::byte* poison;              // a run of NaN, for positions without a block
+  int64_t poison_bytes;
+  Range* ranges;  // [max_rows]
+  int64_t bytes;
+
+  Scratch(const Shape& shape, std::byte* base) : bytes(0) {
+    const auto take = [&](int64_t size) {
+      std::byte* start = base == nullptr ? nullptr : base + bytes;
+      bytes += (size + 63) / 64 * 64;
+      return start;
+    };
+    const auto take_partials = [&] {
+      auto* memory =
+          reinterpret_cast<float*>(take(partials_floats(shape.max_rows, shape.padded_dim) * 4));
+      return memory == nullptr ? Partials{} : partials_in(memory, shape.max_rows, shape.padded_dim);
+    };
+    q = take(shape.max_rows * shape.q_stride * 4);
+    p = take(kMaxBlock * kTile * 4);
+    s = reinterpret_cast<float*>(take(kMaxBlock * kTile * 4));
+    tile = take_partials();
+    segment = take_partials();
+    total = take_partials();
+    poison_bytes = kRun * 4 * (shape.k_dim > shape.v_dim ? shape.k_dim : shape.v_dim);
+    poison = take(poison_bytes);
+    ranges = reinterpret_cast<Range*>(take(shape.max_rows * static_cast<int64_t>(sizeof(Range))));
   }
-  return used;
-}
+};
 
 template <class E>
 class Attention {
  public:
+  using Operand = typename E::Operand;
+
   Attention(const AttendArgs& args, const Step& step, const Shape& shape, Worker& worker)
-      : args_(args), step_(step), shape_(shape), worker_(worker) {
-    std::byte* part[8];
-    const int64_t bytes = scratch_bytes(shape, worker.scratch, part);
-    (void)bytes;
-    using Operand = typename E::Operand;
-    scratch_ = {reinterpret_cast<Operand*>(part[0]),
-                reinterpret_cast<Operand*>(part[1]),
-                reinterpret_cast<float*>(part[2]),
-                reinterpret_cast<float*>(part[3]),
-                reinterpret_cast<float*>(part[4]),
-                reinterpret_cast<float*>(part[5]),
-                part[6],
-                reinterpret_cast<Range*>(part[7])};
-    std::memset(
-        scratch_.poison, 0xff,
-        static_cast<size_t>(kRun * 4 * (shape.k_dim > shape.v_dim ? shape.k_dim : shape.v_dim)));
+      : args_(args), step_(step), shape_(shape), scratch_(shape, worker.scratch) {
+    std::memset(scratch_.poison, 0xff, static_cast<size_t>(scratch_.poison_bytes));
   }
 
   // The whole task: fold as the tiles come, then write the rows.
   void run(const Task& task) {
-    prepare_queries(task);
-    const int64_t rows = task.num_tokens * shape_.group;
+    start(task);
     for (int64_t tile = task.first_tile; tile < task.end_tile; ++tile) {
       const int64_t segment_start = tile / kTilesPerSegment * kTilesPerSegment;
-      int64_t begin, end;
-      tile_partials(task, tile, scratch_.tile, begin, end);
-      for (int64_t r = begin; r < end; ++r) {
-        const int64_t lowest = first_visible(args_, position(task, r)) / kTile;
-        const int64_t first = lowest > segment_start ? lowest : segment_start;
-        join(scratch_.segment, scratch_.tile, r, tile == first);
+      // Rows that saw an earlier tile of the segment come first; for the others this is the first.
+      const Rows rows = rows_of_tile(tile);
+      const int64_t middle = tile == segment_start ? rows.begin : first_row_from(tile, rows);
+      const bool direct = middle == rows.begin;
+      const Partials& out = direct ? scratch_.segment : scratch_.tile;
+      tile_partials(tile, rows, out);
+      if (!direct) {
+        fold(scratch_.segment.from(rows.begin), out.from(rows.begin), middle - rows.begin);
+        copy_partials(scratch_.segment.from(middle), out.from(middle), rows.end - middle);
       }
-      if (tile + 1 != task.end_tile && tile + 1 != segment_start + kTilesPerSegment) continue;
-      for (int64_t r = 0; r < rows; ++r) {  // the segment is complete
-        const int64_t lowest = first_visible(args_, position(task, r)) / kTile;
-        if (position(task, r) / kTile < segment_start || lowest > tile) continue;
-        join(scratch_.total, scratch_.segment, r, lowest >= segment_start);
-      }
+      if (tile + 1 == task.end_tile || tile + 1 == segment_start + kTilesPerSegment)
+        finish_segment(segment_start, tile);
     }
-    for (int64_t r = 0; r < rows; ++r)
-      write_result(scratch_.total + r * shape_.partial.stride, shape_, result(task, r));
+    for (int64_t r = 0; r < num_rows_; ++r)
+      write_result(scratch_.total.from(r), shape_.v_dim, result(r));
   }
 
-  // One tile of a task: partials[row] for the rows that see it.
-  void run_tile(const Task& task, int64_t tile, float* partials) {
-    prepare_queries(task);
-    int64_t begin, end;
-    tile_partials(task, tile, partials, begin, end);
+  void start(const Task& task) {
+    if (task_.token == task.token && task_.head == task.head) return;
+    task_ = task;
+    num_rows_ = task.num_tokens * shape_.group;
+    prepare_queries();
   }
 
-  // The fold of row r over the tile partials of its task: partials[tile − first_tile][row].
-  void fold_row(const Task& task, int64_t r, const float* partials) {
-    const int64_t rows = task.num_tokens * shape_.group, stride = shape_.partial.stride;
-    const int64_t last = position(task, r) / kTile;
-    const int64_t lowest = first_visible(args_, position(task, r)) / kTile;
-    float *segment = scratch_.segment, *total = scratch_.total;
+  // One tile of the task started last: partials of the rows that see it.
+  void run_tile(int64_t tile, const Partials& out) { tile_partials(tile, rows_of_tile(tile), out); }
+
+  // The fold of row r of `task` over its tiles' partials, each of `floats` floats, and its result.
+  void fold_row(const Task& task, int64_t r, float* partials, int64_t floats) {
+    task_ = task;
+    num_rows_ = task.num_tokens * shape_.group;
+    const int64_t last = position(r) / kTile, lowest = first_visible(args_, position(r)) / kTile;
+    const Partials &segment = scratch_.segment, &total = scratch_.total;
     for (int64_t tile = lowest; tile <= last; ++tile) {
-      const float* partial = partials + ((tile - task.first_tile) * rows + r) * stride;
+      const Partials partial =
+          partials_in(partials + (tile - task.first_tile) * floats, num_rows_, shape_.padded_dim)
+              .from(r);
       if (tile == lowest || tile % kTilesPerSegment == 0)
-        copy_partial(segment, partial, shape_.partial);
+        copy_partials(segment, partial, 1);
       else
-        fold(segment, partial, shape_.partial);
+        fold(segment, partial, 1);
       if (tile != last && (tile + 1) % kTilesPerSegment != 0) continue;
       if (lowest / kTilesPerSegment == tile / kTilesPerSegment)
-        copy_partial(total, segment, shape_.partial);
+        copy_partials(total, segment, 1);
       else
-        fold(total, segment, shape_.partial);
+        fold(total, segment, 1);
     }
-    write_result(total, shape_, result(task, r));
+    write_result(total, shape_.v_dim, result(r));
   }
 
  private:
-  int64_t position(const Task& task, int64_t row) const {
-    return step_.positions[task.token + row / shape_.group];
-  }
-  float* result(const Task& task, int64_t row) const {
-    return args_.out.data + (task.token + row / shape_.group) * args_.out.stride +
-           (task.head * shape_.group + row % shape_.group) * shape_.v_dim;
-  }
-  void join(float* left, const float* right, int64_t row, bool first) const {
-    const int64_t at = row * shape_.partial.stride;
-    if (first)
-      copy_partial(left + at, right + at, shape_.partial);
-    else
-      fold(left + at, right + at, shape_.partial);
+  struct Rows {
+    int64_t begin, end;
+  };
+
+  int64_t position(int64_t row) const { return step_.positions[task_.token + row / shape_.group]; }
+  float* result(int64_t row) const {
+    return args_.out.data + (task_.token + row / shape_.group) * args_.out.stride +
+           (task_.head * shape_.group + row % shape_.group) * shape_.v_dim;
   }
 
   // q · scale, rounded to bf16 with bf16 KV; rows are (token, query head of the group).
-  void prepare_queries(const Task& task) {
+  void prepare_queries() {
     const f32x16 scale = splat(args_.scale);
-    for (int64_t r = 0; r < task.num_tokens * shape_.group; ++r) {
-      const float* q = args_.q.data + (task.token + r / shape_.group) * args_.q.stride +
-                       (task.head * shape_.group + r % shape_.group) * shape_.k_dim;
+    for (int64_t r = 0; r < num_rows_; ++r) {
+      const float* q = args_.q.data + (task_.token + r / shape_.group) * args_.q.stride +
+                       (task_.head * shape_.group + r % shape_.group) * shape_.k_dim;
       for (int64_t d = 0; d < shape_.k_dim; d += 16) {
         const int n = shape_.k_dim - d < 16 ? static_cast<int>(shape_.k_dim - d) : 16;
-        E::store_operand(scratch_.q + r * shape_.q_stride + d, load_first(q + d, n) * scale);
+        E::store_operand(reinterpret_cast<Operand*>(scratch_.q) + r * shape_.q_stride + d,
+                         load_first(q + d, n) * scale);
       }
     }
+  }
+
+  // Which rows see the tile, and what of it (scratch_.ranges). First and end of the ranges ascend
+  // with the row, so the rows are neighbours.
+  Rows rows_of_tile(int64_t tile) {
+    Rows rows{num_rows_, 0};
+    for (int64_t r = 0; r < num_rows_; ++r) {
+      const Range range = scratch_.ranges[r] = range_in(args_, position(r), tile);
+      if (range.first >= range.end) continue;
+      if (rows.begin == num_rows_) rows.begin = r;
+      rows.end = r + 1;
+    }
+    if (rows.begin > rows.end) rows.begin = rows.end;
+    return rows;
+  }
+
+  // The first of `rows` whose lowest visible position lies in `tile` or later.
+  int64_t first_row_from(int64_t tile, const Rows& rows) const {
+    int64_t r = rows.begin;
+    while (r < rows.end && first_visible(args_, position(r)) < tile * kTile) ++r;
+    return r;
+  }
+
+  // Folds the segment's partials into the totals of the rows that saw it, up to `last_tile`.
+  void finish_segment(int64_t segment_start, int64_t last_tile) {
+    Rows rows{0, num_rows_};
+    while (rows.begin < rows.end && position(rows.begin) < segment_start * kTile) ++rows.begin;
+    while (rows.begin < rows.end &&
+           first_visible(args_, position(rows.end - 1)) >= (last_tile + 1) * kTile)
+      --rows.end;
+    const int64_t middle = first_row_from(segment_start, rows);
+    if (middle == 0 && rows.begin == 0 && rows.end == num_rows_) {  // the first one of every row
+      const Partials segment = scratch_.segment;
+      scratch_.segment = scratch_.total;
+      scratch_.total = segment;
+      return;
+    }
+    fold(scratch_.total.from(rows.begin), scratch_.segment.from(rows.begin), middle - rows.begin);
+    copy_partials(scratch_.total.from(middle), scratch_.segment.from(middle), rows.end - middle);
   }
 
   // Pointers to the runs of `tile` from position `first` to `end`. A position whose block is
   // missing is a bug of the caller; it reads NaN, never stray memory.
-  TileMemory find_tile(const Task& task, int64_t tile, int first, int end) const {
+  void find_runs(int64_t tile, int first, int end, const std::byte** keys,
+                 const std::byte** values) const {
     const headrace::KVMemory& m = *args_.memory;
     const headrace::GroupStep& group = step_.groups[args_.group];
-    const int32_t* table = group.block_tables + task.request * group.table_columns;
-    TileMemory found;
+    const int32_t* table = group.block_tables + task_.request * group.table_columns;
     for (int i = first / kRun; i <= (end - 1) / kRun; ++i) {
       const int64_t at = tile * kTile + i * kRun, column = at / m.block_size;
       const int64_t block = column < group.table_columns ? table[column] : -1;
       if (block < 0 || block >= m.num_blocks) {
-        found.keys[i] = found.values[i] = scratch_.poison;
+        keys[i] = values[i] = scratch_.poison;
         continue;
       }
       const int64_t offset = at % m.block_size;
-      found.keys[i] = key_run(m, args_.layer, block, task.head, offset, E::bytes);
-      found.values[i] = value_run(m, args_.layer, block, task.head, offset, E::bytes);
+      keys[i] = key_run(m, args_.layer, block, task_.head, offset, E::bytes);
+      values[i] = value_run(m, args_.layer, block, task_.head, offset, E::bytes);
     }
-    return found;
   }
 
-  // Partials of the rows [begin, end) that see the tile; others are left alone.
-  void tile_partials(const Task& task, int64_t tile, float* partials, int64_t& begin,
-                     int64_t& end) {
-    const int64_t rows = task.num_tokens * shape_.group;
-    begin = rows;
-    end = 0;
-    for (int64_t r = 0; r < rows; ++r) {  // first and end ascend with r, so these are neighbours
-      scratch_.ranges[r] = range_in(args_, position(task, r), tile);
-      if (scratch_.ranges[r].first >= scratch_.ranges[r].end) continue;
-      if (begin == rows) begin = r;
-      end = r + 1;
-    }
-    if (begin >= end) return;
-    const TileMemory memory =
-        find_tile(task, tile, scratch_.ranges[begin].first, scratch_.ranges[end - 1].end);
-    for (int64_t r = begin; r < end;) r += block(memory, r, end - r, partials);
+  void tile_partials(int64_t tile, const Rows& rows, const Partials& out) {
+    if (rows.begin >= rows.end) return;
+    const int first = scratch_.ranges[rows.begin].first, end = scratch_.ranges[rows.end - 1].end;
+    TileMemory memory;
+    find_runs(tile, first, end, memory.keys, memory.values);
+    std::memcpy(memory.next_keys, memory.keys, sizeof memory.keys);
+    std::memcpy(memory.next_values, memory.values, sizeof memory.values);
+    const int64_t ahead = position(num_rows_ - 1) - (tile + 1) * kTile;  // last one to be seen
+    if (ahead >= 0)
+      find_runs(tile + 1, 0, ahead < kTile ? static_cast<int>(ahead) + 1 : kTile, memory.next_keys,
+                memory.next_values);
+    // Blocks of about equal size: 7 rows as 4 + 3.
+    int64_t blocks = (rows.end - rows.begin + E::max_rows - 1) / E::max_rows;
+    for (int64_t r = rows.begin; r < rows.end; --blocks)
+      r += block(memory, r, (rows.end - r + blocks - 1) / blocks, out.from(r));
   }
 
-  // Up to E::max_rows rows from `r` on; returns how many.
-  int64_t block(const TileMemory& memory, int64_t r, int64_t left, float* partials) {
-    switch (left < E::max_rows ? left : E::max_rows) {
+  int64_t block(const TileMemory& memory, int64_t r, int64_t rows, const Partials& out) {
+    switch (rows) {
       case 1:
-        return block_of<1>(memory, r, partials);
+        return block_of<1>(memory, r, out);
       case 2:
-        return block_of<2>(memory, r, partials);
+        return block_of<2>(memory, r, out);
       case 3:
-        return block_of<3>(memory, r, partials);
+        return block_of<3>(memory, r, out);
       case 4:
-        return block_of<4>(memory, r, partials);
+        return block_of<4>(memory, r, out);
       case 5:
-        return block_of<5>(memory, r, partials);
+        return block_of<5>(memory, r, out);
       default:
-        return block_of<6>(memory, r, partials);
+        return block_of<6>(memory, r, out);
     }
   }
   template <int rows>
-  int64_t block_of(const TileMemory& memory, int64_t r, float* partials) {
+  int64_t block_of(const TileMemory& memory, int64_t r, const Partials& out) {
     if constexpr (rows <= E::max_rows)
-      tile_block<E, rows>(scratch_.q + r * shape_.q_stride, shape_.q_stride, memory, shape_.k_dim,
-                          shape_.v_dim, args_.soft_cap, scratch_.ranges + r, scratch_.s, scratch_.p,
-                          partials + r * shape_.partial.stride);
+      tile_block<E, rows>(reinterpret_cast<Operand*>(scratch_.q) + r * shape_.q_stride,
+                          shape_.q_stride, memory, shape_.k_dim, shape_.v_dim, args_.soft_cap,
+                          scratch_.ranges + r, scratch_.s, reinterpret_cast<Operand*>(scratch_.p),
+                          out);
     return rows;
   }
 
   const AttendArgs& args_;
   const Step& step_;
   const Shape& shape_;
-  Worker& worker_;
-  Scratch<E> scratch_;
+  Scratch scratch_;
+  Task task_{-1, -1, -1, 0, 0, 0, 0};
+  int64_t num_rows_ = 0;
 };
 
 // ---- the op -----------------------------------------------------------------------------------
@@ -338,44 +380,45 @@ static void attend_split(const AttendArgs& args, const Step& step, const Shape& 
                          Worker& worker, int64_t num_tiles, int64_t num_rows) {
   Attention<E> attention(args, step, shape, worker);
   float* partials = reinterpret_cast<float*>(worker.shared);
-  const int64_t stride = shape.partial.stride;
   const headrace::Share tiles = headrace::share(num_tiles, worker);
   int64_t item = 0, offset = 0;  // offset in partials of the task's first one
   for_tasks(args, step, shape, [&](const Task& task) {
     const int64_t rows = task.num_tokens * shape.group;
-    for (int64_t tile = task.first_tile; tile < task.end_tile; ++tile, ++item)
-      if (item >= tiles.begin && item < tiles.end)
-        attention.run_tile(task, tile,
-                           partials + (offset + (tile - task.first_tile) * rows) * stride);
-    offset += (task.end_tile - task.first_tile) * rows;
+    const int64_t floats = partials_floats(rows, shape.padded_dim);
+    for (int64_t tile = task.first_tile; tile < task.end_tile; ++tile, ++item, offset += floats)
+      if (item >= tiles.begin && item < tiles.end) {
+        attention.start(task);
+        attention.run_tile(tile, partials_in(partials + offset, rows, shape.padded_dim));
+      }
   });
   worker.barrier->wait();
   const headrace::Share mine = headrace::share(num_rows, worker);
   item = offset = 0;
   for_tasks(args, step, shape, [&](const Task& task) {
     const int64_t rows = task.num_tokens * shape.group;
+    const int64_t floats = partials_floats(rows, shape.padded_dim);
     for (int64_t r = 0; r < rows; ++r, ++item)
       if (item >= mine.begin && item < mine.end)
-        attention.fold_row(task, r, partials + offset * stride);
-    offset += (task.end_tile - task.first_tile) * rows;
+        attention.fold_row(task, r, partials + offset, floats);
+    offset += (task.end_tile - task.first_tile) * floats;
   });
 }
 
 template <class E>
 static void attend_format(const AttendArgs& args, const Step& step, Worker& worker) {
   const Shape shape(args);
-  int64_t tasks = 0, tiles = 0, rows = 0, partials = 0, cost = 0;
+  int64_t tasks = 0, tiles = 0, rows = 0, floats = 0, cost = 0;
   for_tasks(args, step, shape, [&](const Task& task) {
     const int64_t task_rows = task.num_tokens * shape.group;
     tasks += 1;
     tiles += task.end_tile - task.first_tile;
     rows += task_rows;
-    partials += (task.end_tile - task.first_tile) * task_rows;
+    floats += (task.end_tile - task.first_tile) * partials_floats(task_rows, shape.padded_dim);
     cost += task.cost;
   });
   // Every worker comes to the same decision.
   const bool split = worker.count > 1 && tasks < kTasksPerWorker * worker.count && tiles > tasks &&
-                     partials * shape.partial.stride * 4 <= kSharedBytes;
+                     floats * 4 <= kSharedBytes;
   if (split)
     attend_split<E>(args, step, shape, worker, tiles, rows);
   else if (cost > 0)
@@ -395,11 +438,11 @@ void attend(const AttendArgs& args, const Step& step, Worker& worker) {
 
 headrace::Workspace attend_workspace(const AttendArgs& args, const headrace::Limits& limits) {
   const Shape shape(args);
-  if (limits.workers < 2) return {scratch_bytes(shape, nullptr, nullptr), 0};
-  const int64_t partials =
-      kTasksPerWorker * limits.workers * shape.max_rows * (limits.max_context / kTile + 1);
-  const int64_t bytes = partials * shape.partial.stride * 4;
-  return {scratch_bytes(shape, nullptr, nullptr), bytes < kSharedBytes ? bytes : kSharedBytes};
+  const int64_t scratch = Scratch(shape, nullptr).bytes;
+  if (limits.workers < 2) return {scratch, 0};
+  const int64_t tiles = kTasksPerWorker * limits.workers * (limits.max_context / kTile + 1);
+  const int64_t bytes = tiles * partials_floats(shape.max_rows, shape.padded_dim) * 4;
+  return {scratch, bytes < kSharedBytes ? bytes : kSharedBytes};
 }
 
 }  // namespace HR_ISA
