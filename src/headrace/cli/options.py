@@ -66,9 +66,7 @@ Stop = Annotated[
     list[str] | None,
     typer.Option("--stop", help="Stop string; may be repeated.", show_default=False),
 ]
-Offline = Annotated[
-    bool, typer.Option("--offline", help="Use only what is in the local cache.")
-]
+Offline = Annotated[bool, typer.Option("--offline", help="Use only what is in the local cache.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 Stats = Annotated[bool, typer.Option("--stats", help="Print a line of statistics to stderr.")]
 

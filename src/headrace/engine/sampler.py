@@ -14,7 +14,6 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +23,11 @@ from headrace.engine.trace import SamplerTrace, Snapshot, StageTrace
 from headrace.native import _core
 from headrace.native._core import SamplerState
 
-if TYPE_CHECKING:
-    from headrace.native._core import Score, SnapshotTuple, TraceTuple
+# What the core returns. Of a row: logprob, rank, (id, logprob) of the top. At one point of a trace:
+# candidates, entropy, tail mass, top. Of a step: before all stages; stage, active, after for each.
+Score = tuple[float, int, list[tuple[int, float]]]
+SnapshotTuple = tuple[int, float, float, list[tuple[int, float]]]
+TraceTuple = tuple[SnapshotTuple, list[tuple[int, bool, SnapshotTuple]]]
 
 __all__ = [
     "RowStatus",

@@ -15,4 +15,5 @@ def core() -> ModuleType:
         raise NativeError(
             f"the native core does not load ({error}); build it with scripts/build-native."
         ) from error
-    return _core
+    module: ModuleType = _core
+    return module

@@ -4,7 +4,8 @@
     rows        0 1 2 3 4  |  5  |  6 7 8        T = 9
     spans       0             5     6       9    [R + 1]
 
-Every array is C-contiguous int32. The engine builds it, interpreters read it, programs never see it.
+Every array is C-contiguous int32. The engine builds it and interpreters read it;
+programs never see it.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ class NativeModel:
     max_tokens, max_requests: of one step. max_context: positions 0 … max_context − 1 (default: the
     model's). num_threads: default all CPUs this process may use. isa: a level of
     `_core.available_isas()` (default: HEADRACE_ISA, else the best). keep: every value keeps its own
-    memory, for `trace_step`. weights: packed by another NativeModel of the same model. edit: changes
-    recorded ops one by one before fusion (`verify` plants its faults so).
+    memory, for `trace_step`. weights: packed by another NativeModel of the same model. edit:
+    changes recorded ops one by one before fusion (`verify` plants its faults so).
     Raises ModelFileError for a model the native path cannot run, UsageError for a bad parameter,
     NativeError where this machine cannot run the core.
     """
