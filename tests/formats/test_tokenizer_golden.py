@@ -7,8 +7,10 @@ of those not supported: bert-bge (WordPiece) and nomic-bert-moe (Unigram) belong
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,9 @@ from text_data import golden_cases
 from headrace.errors import ModelFileError
 from headrace.formats.checkpoint import open_checkpoint
 from headrace.formats.tokenizer import Tokenizer
+from headrace.formats.tokenizer_json import build_tokenizer_json
 from headrace.formats.tokenizer_load import load_tokenizer
+from headrace.formats.vocabulary import USER_DEFINED, read_vocabulary
 
 SUPPORTED = (
     "command-r",
@@ -103,3 +107,25 @@ def test_golden_texts_survive_the_round_trip(
         want = unicodedata.normalize("NFC", text) if normal else text
         ids = tokenizer.encode(text, parse_special=False)
         assert tokenizer.decode(ids) == want, repr(text)
+
+
+def test_merges_derived_from_scores_equal_the_original_list(suite: Path) -> None:
+    """Gemma 4's file brings the original merges; from its tokens alone the same list must come.
+
+    Scores as Gemma 3's file has them: user-defined tokens -1000; id 494, the first normal one, 0;
+    each further one less by 1.
+    """
+    checkpoint = open_checkpoint(suite / "ggml-vocab-gemma-4.gguf")
+    vocab = read_vocabulary(checkpoint.metadata, checkpoint.architecture)
+    user_defined = {i for i, t in enumerate(vocab.tokens) if t and not t.strip("\n\t\u2581")}
+    user_defined -= {i for i in user_defined if len(vocab.tokens[i]) == 1 and i > 256_000}
+    derived = replace(
+        vocab,
+        kind="spm",
+        merges=[],
+        types=[USER_DEFINED if i in user_defined else t for i, t in enumerate(vocab.types)],
+        scores=[-1000.0 if i in user_defined else float(494 - i) for i in range(vocab.num_ids)],
+    )
+    merges = json.loads(build_tokenizer_json(derived))["model"]["merges"]
+    assert len(merges) == 514_906
+    assert [tuple(m) for m in merges] == list(vocab.merges)

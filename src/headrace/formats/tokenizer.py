@@ -112,15 +112,16 @@ class Tokenizer:
         then starts with two BOS ids when both are on; a warning says so. Raises PromptError for
         text that is not valid Unicode.
         """
-        encoder = self._load()
         try:
-            with self._lock:
-                encoder.encode_special_tokens = not parse_special
-                ids = list(encoder.encode(text, add_special_tokens=False).ids)
+            text.encode()
         except UnicodeEncodeError as error:
             raise PromptError(
                 f"the text holds a lone surrogate at character {error.start}: it is not Unicode"
             ) from error
+        encoder = self._load()
+        with self._lock:
+            encoder.encode_special_tokens = not parse_special
+            ids = list(encoder.encode(text, add_special_tokens=False).ids)
         if not add_special:
             return ids
         if self.add_bos and ids and ids[0] == self.bos_id:
