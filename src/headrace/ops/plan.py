@@ -2,9 +2,11 @@
 
 Three rules, applied in order:
 1. An element-wise op writes over its first input where nobody reads that input afterwards.
-2. Buffers are reused once the last reader of what they held is done (liveness). Outputs stay.
+2. Buffers are reused once the last reader of what they held is done (liveness), by values whose
+   rows lie alike, so that rule 3 can go row by row. Outputs stay.
 3. A barrier stands before an op that touches memory which an op since the last barrier wrote, or
-   writes memory which such an op reads.
+   writes memory which such an op reads; except where both go row by row, because then the same
+   worker does the same rows of both (step.h).
 
 With keep=True rules 1 and 2 are off: every value has its own buffer and can be read after a step.
 """
@@ -14,15 +16,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from headrace.ops.contract import Rows
 from headrace.ops.recording import (
     Add,
     Attend,
     Gated,
     KVWrite,
+    Matmul,
     Op,
     Prepared,
     Recording,
     Rope,
+    Select,
     Unary,
     Value,
 )
@@ -139,6 +144,19 @@ def _overwritable(op: Op) -> tuple[Value, ...]:
             return ()
 
 
+#: What two values must share to use a buffer in turn: kind of rows, and how a row lies in it.
+_Layout = tuple[Rows, object]
+
+
+def _layout(owner: Value | Prepared, alone: bool) -> _Layout:
+    """alone: the value shares with nobody."""
+    if alone:
+        return owner.rows, None
+    if isinstance(owner, Prepared):
+        return owner.rows, (owner.kind, owner.columns)
+    return owner.rows, row_stride(owner, output=False)
+
+
 def _assign(
     ops: Sequence[Op],
     owners: dict[int, Value | Prepared],
@@ -157,53 +175,58 @@ def _assign(
     forever = pinned | {_home(homes, s)[0] for s in pinned}
     buffers: list[int] = []
     assigned: dict[int, int] = {}
-    free: list[int] = []  # least recently freed first
+    free: dict[_Layout, list[int]] = {}
     for i, op in enumerate(ops):
         out = op.output
         if out is not None and root(out) not in assigned:
-            need = size(owners[root(out)])
-            fitting = [b for b in free if buffers[b] >= need]
-            if fitting:
-                chosen = min(fitting, key=lambda b: buffers[b])
-                free.remove(chosen)
+            owner = owners[root(out)]
+            unused = free.get(_layout(owner, keep or root(out) in forever), [])
+            if unused:
+                chosen = unused.pop(0)
             else:
                 chosen = len(buffers)
-                buffers.append(need)
+                buffers.append(size(owner))
             assigned[root(out)] = chosen
         if keep:
             continue
         for r in {root(v) for v in (*op.inputs, out) if v}:
             if last[r] == i and r not in forever:
-                free.append(assigned[r])
+                free.setdefault(_layout(owners[r], False), []).append(assigned[r])
     return buffers, assigned
 
 
-#: Touched memory: (buffer, first column, end, stride) or ("kv", group, place, 0).
-_Region = tuple[int | str, int, int, int]
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """Touched memory: columns of a buffer, or a layer of a KV group. by_row: workers share it row
+    by row (within a buffer all rows lie alike, see _layout); else anyone may touch any row."""
+
+    where: int | tuple[int, int]
+    begin: int = 0
+    end: int = 1
+    by_row: bool = False
 
 
 def _regions(op: Op, places: dict[int, Place]) -> tuple[list[_Region], list[_Region]]:
     """What an op reads and what it writes."""
+    everywhere = isinstance(op, Matmul | Attend)
 
-    def region(v: Value | Prepared) -> _Region:
+    def region(v: Value | Prepared, *, by_row: bool) -> _Region:
         place = places[v.id]
-        return (place.buffer, place.offset, place.offset + v.columns, place.stride)
+        return _Region(place.buffer, place.offset, place.offset + v.columns, by_row)
 
-    reads = [region(v) for v in op.inputs]
-    writes = [] if op.output is None else [region(op.output)]
+    reads = [region(v, by_row=not everywhere and not isinstance(op, Select)) for v in op.inputs]
+    writes = [] if op.output is None else [region(op.output, by_row=not everywhere)]
     if isinstance(op, KVWrite):
-        writes.append(("kv", op.group, op.place, 0))
+        writes.append(_Region((op.group, op.place)))
     if isinstance(op, Attend):
-        reads.append(("kv", op.group, op.place, 0))
+        reads.append(_Region((op.group, op.place)))
     return reads, writes
 
 
 def _meet(a: _Region, b: _Region) -> bool:
-    if a[0] != b[0]:
-        return False
-    if a[0] == "kv":
-        return a == b
-    return a[3] != b[3] or a[3] == 0 or (a[1] < b[2] and b[1] < a[2])
+    """Whether workers must meet between touching a and b."""
+    overlap = a.where == b.where and a.begin < b.end and b.begin < a.end
+    return overlap and not (a.by_row and b.by_row)
 
 
 def _barriers(ops: Sequence[Op], places: dict[int, Place]) -> tuple[bool, ...]:

@@ -52,6 +52,10 @@ struct Worker {
   std::byte* shared;  // one for all workers, shared_bytes, 64-byte aligned
 };
 
+// Row by row: every op but matmul, attend and rows reads and writes only row r of its matrices for
+// row r, and worker w does the whole rows share(count, w). So the recorder may leave out the barrier
+// between two such ops on the same kind of rows. `rows` writes so, but reads anywhere.
+//
 // This worker's share [begin, end) of n items, contiguous, in units of `grain`.
 struct Share {
   int64_t begin, end;

@@ -1,9 +1,9 @@
 // Everything between the matmuls and attention: embed, norms, rope, gates, sums, row selection.
 //
 // Shapes: matrices [rows, columns] with a row stride, rows from the Step. Plan: workers split rows
-// (norms), (row, head) pairs (rope) or (row, column chunk) pairs (element by element); no reduction
-// is ever split. Bytes: each input once, each output once; bandwidth-bound. Outputs may be their
-// inputs. Arithmetic: docs/numerics.md, "Norms" and "Element-wise".
+// (step.h, "row by row"); no reduction is ever split. Bytes: each input once, each output once;
+// bandwidth-bound. Outputs may be their inputs. Arithmetic: docs/numerics.md, "Norms" and
+// "Element-wise".
 #include <cstring>
 
 #include "dequantize.h"
@@ -18,13 +18,13 @@ using headrace::share;
 
 static inline float* row_of(const Matrix& m, int64_t r) { return m.data + r * m.stride; }
 
-// body(row, first column, end column) over this worker's chunks of a [rows, columns] matrix; chunks
-// start at multiples of 16 columns.
+// body(row, first column, end column) over this worker's rows of a [rows, columns] matrix, in
+// chunks that start at multiples of 16 columns.
 template <class Body>
 static inline void for_chunks(int64_t rows, int64_t columns, const Worker& worker, Body body) {
   constexpr int64_t chunk = 512;
   const int64_t per_row = (columns + chunk - 1) / chunk;
-  const Share mine = share(rows * per_row, worker);
+  const Share mine = share(rows * per_row, worker, per_row);
   for (int64_t i = mine.begin; i < mine.end; ++i) {
     const int64_t row = i / per_row, begin = i % per_row * chunk;
     const int64_t end = begin + chunk < columns ? begin + chunk : columns;
@@ -99,7 +99,7 @@ void rows(const headrace::RowsArgs& args, const Step& step, Worker& worker) {
 
 void rms_norm(const headrace::RmsNormArgs& args, const Step& step, Worker& worker) {
   const int64_t n = args.x.columns / args.groups;
-  const Share mine = share(step.count(args.x.rows) * args.groups, worker);
+  const Share mine = share(step.count(args.x.rows) * args.groups, worker, args.groups);
   for (int64_t i = mine.begin; i < mine.end; ++i) {
     const int64_t row = i / args.groups, first = i % args.groups * n;
     const float* x = row_of(args.x, row) + first;
@@ -178,7 +178,7 @@ static inline void rotate_interleaved(const float* x, float* out, int64_t half, 
 
 void rope(const headrace::RopeArgs& args, const Step& step, Worker& worker) {
   const int64_t dim = args.x.columns / args.heads, half = args.rotary_dim / 2;
-  const Share mine = share(step.count(args.x.rows) * args.heads, worker);
+  const Share mine = share(step.count(args.x.rows) * args.heads, worker, args.heads);
   for (int64_t i = mine.begin; i < mine.end; ++i) {
     const int64_t row = i / args.heads, first = i % args.heads * dim;
     const float* x = row_of(args.x, row) + first;

@@ -1,7 +1,7 @@
 // kv_write: stores new keys and values, rounded to the KV format, where the slots say.
 //
 // Shapes: k [T, K·Dk], v [T, K·Dv] float32 → KV memory (layout in step.h). Plan: workers split
-// (KV head, token) pairs; two tokens never share an element. Bytes: k and v read once, written once
+// tokens; two tokens never share an element. Bytes: k and v read once, written once
 // in pairs 64 bytes (keys) or elements 2 elements apart (values).
 #include <cstring>
 
@@ -40,9 +40,9 @@ static void write(const headrace::KVWriteArgs& args, const Step& step, const Wor
   const KVMemory& m = *args.memory;
   const int32_t* slots = step.groups[args.group].slots;
   const int64_t tokens = step.num_tokens;
-  const headrace::Share mine = headrace::share(m.kv_heads * tokens, worker);
+  const headrace::Share mine = headrace::share(tokens * m.kv_heads, worker, m.kv_heads);
   for (int64_t i = mine.begin; i < mine.end; ++i) {
-    const int64_t head = i / tokens, t = i % tokens, slot = slots[t];
+    const int64_t t = i / m.kv_heads, head = i % m.kv_heads, slot = slots[t];
     if (slot < 0 || slot >= m.num_blocks * m.block_size) continue;
     const int64_t block = slot / m.block_size, offset = slot % m.block_size, in_run = offset % 16;
     std::byte* k = key_run(m, args.layer, block, head, offset - in_run, sizeof(Element));

@@ -1,6 +1,6 @@
 // Activations as a matmul wants them: f32, bf16 or int8 areas, one per token (matmul.h).
 //
-// x: f32 [T, K] → out: T areas of row_bytes. Workers share (token, block) pairs. Reads 4·T·K bytes.
+// x: f32 [T, K] → out: T areas of row_bytes. Workers share tokens. Reads 4·T·K bytes.
 #include "kernels/ops.h"
 #include "matmul.h"
 #include "simd.h"
@@ -58,7 +58,7 @@ void round_bf16(const float* x, int n, uint16_t* out) {
 
 void prepare(const headrace::PrepareArgs& args, const Step& step, Worker& worker) {
   const int64_t columns = args.x.columns, blocks = headrace::num_blocks(columns);
-  const headrace::Share mine = share(step.count(args.x.rows) * blocks, worker);
+  const headrace::Share mine = share(step.count(args.x.rows) * blocks, worker, blocks);
   int64_t token = mine.begin / blocks, block = mine.begin % blocks;
   for (int64_t i = mine.begin; i < mine.end; ++i) {
     const float* x = args.x.data + token * args.x.stride + block * kBlock;
