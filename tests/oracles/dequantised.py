@@ -74,7 +74,9 @@ def load_model(path: Path) -> PreTrainedModel:
     tied = "output.weight" not in shapes
     with no_init_weights():
         model = _empty_model(metadata, vocab_size, tied)
-    parameters = dict(model.named_parameters())
+    if tied:
+        model.tie_weights()
+    parameters = dict(model.named_parameters())  # a tied head is listed once
     missing = set(parameters)
     with torch.no_grad():
         for name, values in _weights(reader, metadata):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import llama_cpp
 import numpy as np
+from gguf import GGMLQuantizationType as Type
 
-KV_TYPES = {"f16": llama_cpp.GGML_TYPE_F16, "bf16": llama_cpp.GGML_TYPE_BF16,
-            "f32": llama_cpp.GGML_TYPE_F32}  # fmt: skip
+KV_TYPES = {"f16": Type.F16, "bf16": Type.BF16, "f32": Type.F32}
 
 
 class LlamaCpp:
@@ -25,8 +25,8 @@ class LlamaCpp:
             n_ubatch=num_ctx,
             n_threads=num_threads,
             n_threads_batch=num_threads,
-            type_k=KV_TYPES[kv],
-            type_v=KV_TYPES[kv],
+            type_k=int(KV_TYPES[kv]),
+            type_v=int(KV_TYPES[kv]),
             flash_attn=kv == "bf16",
             verbose=False,
         )

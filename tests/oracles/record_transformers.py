@@ -2,10 +2,10 @@
 
     python tests/oracles/record_transformers.py smollm2-135m smollm2-135m-q8_0 …
 
-32 prompts (prompts.json), tokenised by llama.cpp, 64 greedy tokens each; then every sequence is fed
-whole and alone, and the rows that predict the continuation are kept (recording.py). The Q8_0 copy is
-fed the sequences of the file it was made from, which must be recorded first. Wants about 5 bytes
-of memory per parameter; one process at a time.
+32 prompts (prompts.json), tokenised by llama.cpp, 64 greedy tokens each; of every row of logits a
+token was taken from, a part is kept (recording.py). The Q8_0 copy is fed the sequences of the file
+it was made from, which must be recorded first. Wants about 5 bytes of memory per parameter; one
+process at a time.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import json
 import time
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from llama_cpp_model import tokenize
 from recording import Recording, Sequence, load, reference_of, save
 
+from headrace.verify.statistics import PromptReference
 from models import BY_NAME, RecordedModel
 
 PROMPTS = Path(__file__).parent / "prompts.json"
@@ -59,13 +61,19 @@ def _raise(message: str) -> None:
 
 
 @torch.inference_mode()
-def continue_greedily(model: torch.nn.Module, prompts: list[list[int]]) -> list[Sequence]:
-    """64 more ids per prompt, all prompts in one batch, padded on the left."""
+def continue_greedily(
+    model: torch.nn.Module, prompts: list[list[int]]
+) -> tuple[list[Sequence], list[PromptReference]]:
+    """64 more ids per prompt and what is kept of the logits they were taken from.
+
+    All prompts in one batch, padded on the left, with a KV cache in float32.
+    """
     longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
     cache = None
     fed = ids
+    steps = []
     for _ in range(NUM_NEW):
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -fed.shape[1] :]
         out = model(
@@ -77,11 +85,21 @@ def continue_greedily(model: torch.nn.Module, prompts: list[list[int]]) -> list[
             logits_to_keep=1,
         )
         cache = out.past_key_values
-        fed = out.logits[:, -1].argmax(-1, keepdim=True)
+        logits = out.logits[:, -1]
+        steps.append(reference_of(logits.numpy()))
+        fed = logits.argmax(-1, keepdim=True)
         ids = torch.cat([ids, fed], dim=1)
         mask = torch.cat([mask, torch.ones_like(fed)], dim=1)
     new = ids[:, longest:].tolist()
-    return [Sequence(p + n, len(p)) for p, n in zip(prompts, new, strict=True)]
+    sequences = [Sequence(p + n, len(p)) for p, n in zip(prompts, new, strict=True)]
+    return sequences, [_of_prompt(steps, i) for i in range(len(prompts))]
+
+
+def _of_prompt(steps: list[PromptReference], index: int) -> PromptReference:
+    """Row `index` of every step: from one reference per step to one per prompt."""
+    return PromptReference(
+        *(np.stack([getattr(s, f.name)[index] for s in steps]) for f in fields(PromptReference))
+    )
 
 
 @torch.inference_mode()
@@ -92,8 +110,16 @@ def logits_of(model: torch.nn.Module, sequence: Sequence) -> np.ndarray:
         use_cache=False,
         logits_to_keep=sequence.num_rows,
     )
-    result: np.ndarray = out.logits[0].float().numpy()
+    result: np.ndarray = out.logits[0].numpy()
     return result
+
+
+def check(model: torch.nn.Module, sequence: Sequence, reference: PromptReference) -> None:
+    """The batched, padded, cached run says what a plain pass over the sequence says."""
+    alone = np.take_along_axis(logits_of(model, sequence), reference.kept_ids, axis=1)
+    error = float(np.abs(alone - reference.kept_logits).max())
+    if error > 2e-3:
+        raise ValueError(f"batched and plain runs differ by {error} in a logit")
 
 
 def record(target: RecordedModel) -> None:
@@ -103,10 +129,11 @@ def record(target: RecordedModel) -> None:
     print(f"{target.name}: loaded in {time.monotonic() - started:.0f} s", flush=True)
     if target.q8_0:
         sequences = load(BY_NAME[target.alias].recording).sequences
+        references = [reference_of(logits_of(model, sequence)) for sequence in sequences]
     else:
-        sequences = continue_greedily(model, prompt_ids(path))
-        print(f"{target.name}: continued after {time.monotonic() - started:.0f} s", flush=True)
-    references = [reference_of(logits_of(model, sequence)) for sequence in sequences]
+        sequences, references = continue_greedily(model, prompt_ids(path))
+        for i in (0, 20, 29):
+            check(model, sequences[i], references[i])
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     about = {
