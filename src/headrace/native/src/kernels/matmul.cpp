@@ -15,33 +15,37 @@ using headrace::Format;
 namespace {
 
 constexpr int64_t kGroupBytes = 384 * 1024;  // of activations
-constexpr int64_t kTileTokens = 8;
+// Tiles whose accumulators fill the registers; with one token, enough panels to hide latency.
+#ifdef HR_AVX512
+constexpr int kMaxTile = 6, kPanels = 2, kOneTokenPanels = 2;
+#else
+constexpr int kMaxTile = 4, kPanels = 1, kOneTokenPanels = 2;
+#endif
 
-// One token: the worker's panels as a few contiguous streams, read side by side to have enough
-// loads and additions in flight.
-template <class W>
-void one_token(const Problem& problem, int64_t begin, int64_t end, int64_t token) {
-  constexpr int kStreams = W::kDot == Dot::Bytes ? 2 : 4;
-  const int64_t length = (end - begin) / kStreams;
-  for (int64_t i = 0; i < length; ++i) tile<W, 1, kStreams>(problem, begin + i, length, token);
-  for (int64_t p = begin + kStreams * length; p < end; ++p) tile<W, 1, 1>(problem, p, 0, token);
+// `count` tokens (1 … M) from `token` on.
+template <class W, int P, int M>
+void tile_of(const Problem& problem, int64_t first, int64_t step, int64_t token, int64_t count) {
+  if constexpr (M > 1) {
+    if (count < M) return tile_of<W, P, M - 1>(problem, first, step, token, count);
+  }
+  tile<W, M, P>(problem, first, step, token);
 }
 
-template <class W>
-void many_tokens(const Problem& problem, int64_t begin, int64_t end, int64_t token, int64_t last) {
-  for (int64_t p = begin; p < end; ++p) {
-    int64_t t = token;
-    for (; t + 8 <= last; t += 8) tile<W, 8, 1>(problem, p, 0, t);
-    if (t + 4 <= last) {
-      tile<W, 4, 1>(problem, p, 0, t);
-      t += 4;
+// Panels begin … end − 1 × tokens token … last − 1. The panels are walked as P contiguous streams
+// side by side; those left over one at a time (as P equal ones: a few of a whole matmul, and one
+// kernel). Tokens are cut into tiles of sizes that differ by one at most.
+template <class W, int P, int M>
+void walk(const Problem& problem, int64_t begin, int64_t end, int64_t token, int64_t last) {
+  const int64_t tokens = last - token, tiles = (tokens + M - 1) / M;
+  const int64_t length = (end - begin) / P;
+  auto all_tiles = [&](int64_t first, int64_t step) {
+    for (int64_t i = 0; i < tiles; ++i) {
+      const int64_t from = token + tokens * i / tiles, to = token + tokens * (i + 1) / tiles;
+      tile_of<W, P, M>(problem, first, step, from, to - from);
     }
-    if (t + 2 <= last) {
-      tile<W, 2, 1>(problem, p, 0, t);
-      t += 2;
-    }
-    if (t < last) tile<W, 1, 1>(problem, p, 0, t);
-  }
+  };
+  for (int64_t i = 0; i < length; ++i) all_tiles(begin + i, length);
+  for (int64_t p = begin + P * length; p < end; ++p) all_tiles(p, 0);
 }
 
 template <class W>
@@ -52,8 +56,8 @@ void run(const headrace::MatmulArgs& args, const Step& step, const Worker& worke
       args.activations, args.activation_row_bytes, args.bias, args.out.data,
       args.out.stride};
   const int64_t tokens = step.count(args.out.rows), panels = headrace::num_panels(weight.n);
-  int64_t group = kGroupBytes / args.activation_row_bytes / kTileTokens * kTileTokens;
-  if (group < kTileTokens) group = kTileTokens;
+  int64_t group = kGroupBytes / args.activation_row_bytes / kMaxTile * kMaxTile;
+  if (group < kMaxTile) group = kMaxTile;
   const int64_t groups = (tokens + group - 1) / group;
   const headrace::Share mine = share(groups * panels, worker);
   for (int64_t item = mine.begin; item < mine.end;) {
@@ -61,9 +65,9 @@ void run(const headrace::MatmulArgs& args, const Step& step, const Worker& worke
     const int64_t count = mine.end - item < panels - begin ? mine.end - item : panels - begin;
     const int64_t token = g * group, last = token + group < tokens ? token + group : tokens;
     if (last - token == 1)
-      one_token<W>(problem, begin, begin + count, token);
+      walk<W, kOneTokenPanels, 1>(problem, begin, begin + count, token, last);
     else
-      many_tokens<W>(problem, begin, begin + count, token, last);
+      walk<W, kPanels, kMaxTile>(problem, begin, begin + count, token, last);
     item += count;
   }
 }

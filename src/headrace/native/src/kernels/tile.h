@@ -11,7 +11,7 @@ namespace HR_ISA {
 
 using headrace::ActivationBlock;
 
-// How far the one-row kernel reads ahead in each panel.
+// How far ahead a panel is fetched from memory.
 constexpr int64_t kPrefetchBytes = 2048;
 
 template <int64_t Bytes>
@@ -29,71 +29,79 @@ static inline i32x16 splat_word(const void* p) {
 
 // ---- int8 activations -------------------------------------------------------------------------
 
-template <class W, int J, int M>
-[[gnu::always_inline]] static inline void dot_codes(const typename W::Reader& reader,
+// sum[p][t] += code vector J of panel p · the same 4 k of token t.
+template <class W, int J, int M, int P>
+[[gnu::always_inline]] static inline void dot_codes(const typename W::Reader (&reader)[P],
                                                     const ActivationBlock* a, int64_t stride,
-                                                    i32x16 (&sum)[M]) {
-  const i32x16 w = reader.template codes<J>();
+                                                    i32x16 (&sum)[P][M]) {
+  i32x16 w[P];
+#pragma GCC unroll 4
+  for (int p = 0; p < P; ++p) w[p] = reader[p].template codes<J>();
 #pragma GCC unroll 16
   for (int t = 0; t < M; ++t) {
     const i32x16 x = splat_word(a[t * stride].codes + 4 * J);
-    if constexpr (W::kSmall)
-      sum[t] = dot4_u7s8(sum[t], w, x);
-    else
-      sum[t] = dot4_u8s8(sum[t], w, x);
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p)
+      sum[p][t] = W::kSmall ? dot4_u7s8(sum[p][t], w[p], x) : dot4_u8s8(sum[p][t], w[p], x);
   }
 }
 
 // Where an int32 sum starts: minus the offset times the sum of the activation codes.
-template <class W>
+template <class W, int Half>
 [[gnu::always_inline]] static inline i32x16 start(const ActivationBlock& a) {
-  if constexpr (W::kOffset == 0)
-    return zeroi();
+  if constexpr (W::kTwoScales)
+    return splati(a.minus32[Half]);
   else if constexpr (W::kOffset == 8)
     return splati(a.minus8);
   else if constexpr (W::kOffset == 16)
     return splati(a.minus16);
-  else
+  else if constexpr (W::kOffset == 128)
     return splati(a.minus128);
+  else
+    return zeroi();
+}
+template <class W, int Half, int M, int P>
+[[gnu::always_inline]] static inline void start_sums(const ActivationBlock* a, int64_t stride,
+                                                     i32x16 (&sum)[P][M]) {
+#pragma GCC unroll 16
+  for (int t = 0; t < M; ++t) {
+    const i32x16 from = start<W, Half>(a[t * stride]);
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) sum[p][t] = from;
+  }
 }
 
-// sum[t] = the exact int32 of one block for each token.
-template <class W, int M>
-[[gnu::always_inline]] static inline void sum_block(const typename W::Reader& reader,
+// sum[p][t] = the exact int32 of one block.
+template <class W, int M, int P>
+[[gnu::always_inline]] static inline void sum_block(const typename W::Reader (&reader)[P],
                                                     const ActivationBlock* a, int64_t stride,
-                                                    i32x16 (&sum)[M]) {
+                                                    i32x16 (&sum)[P][M]) {
+  start_sums<W, 0>(a, stride, sum);
+  dot_codes<W, 0>(reader, a, stride, sum);
+  dot_codes<W, 1>(reader, a, stride, sum);
+  dot_codes<W, 2>(reader, a, stride, sum);
+  dot_codes<W, 3>(reader, a, stride, sum);
+  i32x16 first[P][M];
   if constexpr (W::kTwoScales) {
-    i32x16 half[M];
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+      const i32x16 scale = reader[p].template half_scale<0>();
 #pragma GCC unroll 16
-    for (int t = 0; t < M; ++t) half[t] = splati(a[t * stride].minus32[0]);
-    dot_codes<W, 0>(reader, a, stride, half);
-    dot_codes<W, 1>(reader, a, stride, half);
-    dot_codes<W, 2>(reader, a, stride, half);
-    dot_codes<W, 3>(reader, a, stride, half);
-    const i32x16 first = reader.template half_scale<0>();
-#pragma GCC unroll 16
-    for (int t = 0; t < M; ++t) {
-      sum[t] = muli(half[t], first);
-      half[t] = splati(a[t * stride].minus32[1]);
+      for (int t = 0; t < M; ++t) first[p][t] = muli(sum[p][t], scale);
     }
-    dot_codes<W, 4>(reader, a, stride, half);
-    dot_codes<W, 5>(reader, a, stride, half);
-    dot_codes<W, 6>(reader, a, stride, half);
-    dot_codes<W, 7>(reader, a, stride, half);
-    const i32x16 second = reader.template half_scale<1>();
+    start_sums<W, 1>(a, stride, sum);
+  }
+  dot_codes<W, 4>(reader, a, stride, sum);
+  dot_codes<W, 5>(reader, a, stride, sum);
+  dot_codes<W, 6>(reader, a, stride, sum);
+  dot_codes<W, 7>(reader, a, stride, sum);
+  if constexpr (W::kTwoScales) {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+      const i32x16 scale = reader[p].template half_scale<1>();
 #pragma GCC unroll 16
-    for (int t = 0; t < M; ++t) sum[t] = sum[t] + muli(half[t], second);
-  } else {
-#pragma GCC unroll 16
-    for (int t = 0; t < M; ++t) sum[t] = start<W>(a[t * stride]);
-    dot_codes<W, 0>(reader, a, stride, sum);
-    dot_codes<W, 1>(reader, a, stride, sum);
-    dot_codes<W, 2>(reader, a, stride, sum);
-    dot_codes<W, 3>(reader, a, stride, sum);
-    dot_codes<W, 4>(reader, a, stride, sum);
-    dot_codes<W, 5>(reader, a, stride, sum);
-    dot_codes<W, 6>(reader, a, stride, sum);
-    dot_codes<W, 7>(reader, a, stride, sum);
+      for (int t = 0; t < M; ++t) sum[p][t] = first[p][t] + muli(sum[p][t], scale);
+    }
   }
 }
 
@@ -102,8 +110,7 @@ template <class W, int M, int P>
                                                      const std::byte* activations,
                                                      int64_t area_bytes, int64_t blocks,
                                                      f32x16 (&acc)[P][M]) {
-  using Reader = typename W::Reader;
-  Reader reader[P];
+  typename W::Reader reader[P];
 #pragma GCC unroll 4
   for (int p = 0; p < P; ++p) reader[p].open(panel + p * panel_step);
   const auto* a = reinterpret_cast<const ActivationBlock*>(activations);
@@ -111,15 +118,17 @@ template <class W, int M, int P>
   for (int64_t b = 0; b < blocks; ++b, ++a) {
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
-      if constexpr (M == 1)
-        prefetch_block<W::kBlockBytes>(panel + p * panel_step + b * W::kBlockBytes);
+      prefetch_block<W::kBlockBytes>(panel + p * panel_step + b * W::kBlockBytes);
       reader[p].next(b);
-      i32x16 sum[M];
-      sum_block<W>(reader[p], a, stride, sum);
+    }
+    i32x16 sum[P][M];
+    sum_block<W>(reader, a, stride, sum);
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
       const f32x16 scale = reader[p].scale();
 #pragma GCC unroll 16
       for (int t = 0; t < M; ++t)
-        acc[p][t] = fma(to_float(sum[t]), scale * splat(a[t * stride].scale), acc[p][t]);
+        acc[p][t] = fma(to_float(sum[p][t]), scale * splat(a[t * stride].scale), acc[p][t]);
       if constexpr (W::kHasMin) {
         const f32x16 minimum = reader[p].minimum();
 #pragma GCC unroll 16
@@ -144,25 +153,22 @@ template <class W, int M, int P>
     f32x16 part[P][M];
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
-      if constexpr (M == 1) prefetch_block<W::kBlockBytes>(block + p * panel_step);
+      prefetch_block<W::kBlockBytes>(block + p * panel_step);
 #pragma GCC unroll 16
       for (int t = 0; t < M; ++t) part[p][t] = zero();
     }
+#pragma GCC unroll 2
     for (int k = 0; k < kSteps; ++k) {
+      i32x16 w[P];
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) {
-        const uint8_t* from = block + p * panel_step;
-        if constexpr (kPairs) {
-          const i32x16 w = loadi(from + k * 64);
+      for (int p = 0; p < P; ++p) w[p] = W::weight(block + p * panel_step, k);
 #pragma GCC unroll 16
-          for (int t = 0; t < M; ++t)
-            part[p][t] = dot_bf16(part[p][t], w, splat_word(a + t * area_bytes + k * 4));
-        } else {
-          const f32x16 w = W::weight(from, k);
-#pragma GCC unroll 16
-          for (int t = 0; t < M; ++t)
-            part[p][t] = fma(w, from_bits(splat_word(a + t * area_bytes + k * 4)), part[p][t]);
-        }
+      for (int t = 0; t < M; ++t) {
+        const i32x16 x = splat_word(a + t * area_bytes + k * 4);
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p)
+          part[p][t] = kPairs ? dot_bf16(part[p][t], w[p], x)
+                              : fma(from_bits(w[p]), from_bits(x), part[p][t]);
       }
     }
 #pragma GCC unroll 4
@@ -185,7 +191,7 @@ struct Problem {  // what all tiles of a matmul share
   int64_t out_stride;
 };
 
-// Panels first, first + step, … (P of them) × tokens token … token + M − 1.
+// Panels first, first + step, … (P of them; step 0: the same one) × tokens token … token + M − 1.
 template <class W, int M, int P>
 static void tile(const Problem& problem, int64_t first, int64_t step, int64_t token) {
   f32x16 acc[P][M];

@@ -1,7 +1,8 @@
 // Packed weights, block by block (layouts: matmul.h): how each number format unpacks in registers.
 //
 // A format is a struct with
-//   kDot      what multiplies: F32 (a vector per k), Pair (bf16 pairs), Bytes (codes, int32 sums)
+//   kDot      what multiplies: Float (f32), Pair (bf16 pairs), Bytes (codes, int32 sums)
+//   weight()  Float, Pair: the k-th vector (of one k, of one pair) of a block, as bits
 //   Reader    walks one panel. Bytes: next() enters the following block; then scale(), minimum()
 //             give f32 ×16 and codes<J>() code vector J (unsigned bytes), each at most once per
 //             use.
@@ -50,18 +51,17 @@ static inline i32x16 upper_bits(i32x16 upper) {
 struct WeightF32 {
   static constexpr Dot kDot = Dot::Float;
   static constexpr int64_t kBlockBytes = 2048;
-  static inline f32x16 weight(const uint8_t* block, int k) {
-    return load(reinterpret_cast<const float*>(block) + k * 16);
-  }
+  static i32x16 weight(const uint8_t* block, int k) { return loadi(block + k * 64); }
 };
 struct WeightF16 {
   static constexpr Dot kDot = Dot::Float;
   static constexpr int64_t kBlockBytes = 1024;
-  static inline f32x16 weight(const uint8_t* block, int k) { return load_f16(block + k * 32); }
+  static i32x16 weight(const uint8_t* block, int k) { return bits(load_f16(block + k * 32)); }
 };
 struct WeightBF16 {
   static constexpr Dot kDot = Dot::Pair;
   static constexpr int64_t kBlockBytes = 1024;
+  static i32x16 weight(const uint8_t* block, int k) { return loadi(block + k * 64); }
 };
 
 // ---- one scale (and minimum) per block --------------------------------------------------------
