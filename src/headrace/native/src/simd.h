@@ -104,12 +104,12 @@ static inline i32x16 load_u8(const void* p) {  // 16 × uint8 → int32 lanes
 static inline i32x16 load_s8(const void* p) {  // 16 × int8 → int32 lanes
   return {_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
 }
-// The low bytes of the lanes as 16 bytes.
-static inline void store_low8(void* p, i32x16 a) {
-  _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
+// 32 lanes, each in −128 … 127, as signed bytes.
+static inline __m256i to_bytes(i32x16 a, i32x16 b) {
+  return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtepi32_epi8(a.v)),
+                                 _mm512_cvtepi32_epi8(b.v), 1);
 }
-// Integer reductions over the lanes: exact, so their order is free.
-static inline int32_t sum_lanes(i32x16 a) { return _mm512_reduce_add_epi32(a.v); }
+// Integers are exact, so the order of such reductions is free.
 static inline int32_t max_lane(i32x16 a) { return _mm512_reduce_max_epi32(a.v); }
 
 // acc + Σ over 4 bytes of u (unsigned) · s (signed), in every lane, exact in int32.
@@ -249,21 +249,10 @@ static inline i32x16 load_s8(const void* p) {
   __m128i x = _mm_loadu_si128(static_cast<const __m128i*>(p));
   return {_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_srli_si128(x, 8))};
 }
-static inline void store_low8(void* p, i32x16 x) {
-  const __m256i first =
-      _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12, -1,
-                       -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 1, 1, 1, 1, 1);
-  __m256i a = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(x.a, first), order);
-  __m256i b = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(x.b, first), order);
-  _mm_storeu_si128(static_cast<__m128i*>(p),
-                   _mm_unpacklo_epi64(_mm256_castsi256_si128(a), _mm256_castsi256_si128(b)));
-}
-static inline int32_t sum_lanes(i32x16 x) {
-  __m256i half = _mm256_add_epi32(x.a, x.b);
-  __m128i q = _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
-  q = _mm_add_epi32(q, _mm_shuffle_epi32(q, 0x4e));
-  return _mm_cvtsi128_si32(_mm_add_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
+static inline __m256i to_bytes(i32x16 x, i32x16 y) {
+  // Packing works in halves of 128 bits, so groups of four come out as x0 x2 y0 y2 x1 x3 y1 y3.
+  __m256i mixed = _mm256_packs_epi16(_mm256_packs_epi32(x.a, x.b), _mm256_packs_epi32(y.a, y.b));
+  return _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 static inline int32_t max_lane(i32x16 x) {
   __m256i half = _mm256_max_epi32(x.a, x.b);
@@ -291,6 +280,19 @@ static inline i32x16 dot4_u7s8(i32x16 acc, i32x16 u, i32x16 s) {
 }
 
 #endif
+
+// The sums of the first and of the second 16 signed bytes.
+struct TwoSums {
+  int32_t first, second;
+};
+static inline TwoSums sum_bytes(__m256i x) {
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), x);
+  __m256i s = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));  // 4 + 4 sums of 4
+  s = _mm256_add_epi32(s, _mm256_shuffle_epi32(s, 0x4e));
+  s = _mm256_add_epi32(s, _mm256_shuffle_epi32(s, 0xb1));
+  return {_mm_cvtsi128_si32(_mm256_castsi256_si128(s)),
+          _mm_cvtsi128_si32(_mm256_extracti128_si256(s, 1))};
+}
 
 // f32 → bf16 in the low 16 bits of each lane, round half to even; NaN stays NaN.
 static inline i32x16 to_bf16(f32x16 x) {

@@ -63,7 +63,7 @@ void run(const headrace::MatmulArgs& args, const Step& step, const Worker& worke
   for (int64_t item = mine.begin; item < mine.end;) {
     const int64_t g = item / panels, begin = item % panels;
     const int64_t count = mine.end - item < panels - begin ? mine.end - item : panels - begin;
-    const int64_t token = g * group, last = token + group < tokens ? token + group : tokens;
+    const int64_t token = tokens * g / groups, last = tokens * (g + 1) / groups;
     if (last - token == 1)
       walk<W, kOneTokenPanels, 1>(problem, begin, begin + count, token, last);
     else

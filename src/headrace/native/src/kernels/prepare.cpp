@@ -30,17 +30,17 @@ void quantise(const float* x, int n, ActivationBlock* out) {
   __builtin_memcpy(&amax, &most, 4);
   const f32x16 inv = splat(127.0f / amax);
   // |x · inv| ≤ 127 · (1 + 2^-23), so rounding never passes ±127.
-  const i32x16 q0 = to_int(x0 * inv), q1 = to_int(x1 * inv);
-  store_low8(out->codes, q0);
-  store_low8(out->codes + 16, q1);
-  const int32_t s0 = sum_lanes(q0), s1 = sum_lanes(q1), s = s0 + s1;
+  const __m256i codes = to_bytes(to_int(x0 * inv), to_int(x1 * inv));
+  _mm256_store_si256(reinterpret_cast<__m256i*>(out->codes), codes);
+  const TwoSums sums = sum_bytes(codes);
+  const int32_t s = sums.first + sums.second;
   out->scale = amax / 127.0f;
   out->sum = out->scale * static_cast<float>(s);
   out->minus8 = -8 * s;
   out->minus16 = -16 * s;
   out->minus128 = -128 * s;
-  out->minus32[0] = -32 * s0;
-  out->minus32[1] = -32 * s1;
+  out->minus32[0] = -32 * sums.first;
+  out->minus32[1] = -32 * sums.second;
   out->unused = 0;
 }
 
