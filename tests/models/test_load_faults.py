@@ -181,6 +181,7 @@ def test_tied_file_that_repeats_its_head_gives_the_same_logits(files: Any) -> No
         checkpoint = files("llama-tied", kind)
         repeated = changed(checkpoint, tensors={head: checkpoint.tensors[embedding]})
         assert load(repeated).warnings == ()
+        assert "lm_head" not in load(repeated).weights  # one copy serves both
         torch.testing.assert_close(logits(load(repeated)), logits(load(checkpoint)))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from headrace.formats import sources
@@ -52,8 +54,21 @@ def test_gemma3_beyond_its_window() -> None:
     assert (window.window, len(window.layers), full.layers) == (512, 15, (5, 11, 17))
 
 
+@pytest.mark.models
+@pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m"])
+def test_tied_files_load_with_and_without_a_repeated_head(name: str) -> None:
+    checkpoint = open_checkpoint(sources.resolve(name))
+    assert "output.weight" not in checkpoint.tensors
+    head = {"output.weight": checkpoint.tensors["token_embd.weight"]}
+    repeated = dataclasses.replace(checkpoint, tensors={**checkpoint.tensors, **head})
+    for model in (load(checkpoint), load(repeated)):
+        assert model.config.tied_embeddings
+        assert model.warnings == ()
+        assert "lm_head" not in model.weights
+
+
 @pytest.mark.large
 @pytest.mark.parametrize("name", ["qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"])
 def test_qwen(name: str) -> None:
     model = check_against_transformers(name, 64, every=4)
-    assert not model.config.tied_embeddings  # these two files repeat their head
+    assert not model.config.tied_embeddings  # these two files have a head of their own

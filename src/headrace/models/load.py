@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 EMBEDDING = "token_embd.weight"
 ROPE_FACTORS = "rope_freqs.weight"
 #: Output matrices of tied models, which files may repeat.
-HEADS = ("lm_head.weight", "output.weight")
+HEADS = ("output.weight", "lm_head.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,10 @@ def _gguf_config(checkpoint: Checkpoint, family: Family) -> ModelConfig:
         label = f"{checkpoint.source}: tensor {ROPE_FACTORS}"
         factors = tuple(float(f) for f in vector(table, label))
     facts = TensorFacts(embedding.shape[0], frozenset(checkpoint.tensors), factors)
-    return family.config_from_gguf(fields, facts)
+    config = family.config_from_gguf(fields, facts)
+    head = checkpoint.tensors.get(HEADS[0])
+    repeated = head is not None and _same(head, embedding)
+    return replace(config, tied_embeddings=True) if repeated else config
 
 
 def _hf_config(checkpoint: Checkpoint, family: Family) -> ModelConfig:
@@ -158,7 +161,11 @@ def _hf_config(checkpoint: Checkpoint, family: Family) -> ModelConfig:
 
 
 def _same(a: HostTensor, b: HostTensor) -> bool:
-    return a.format == b.format and a.shape == b.shape and np.array_equal(a.data, b.data)
+    """Whether two tensors hold the same bytes; ends at the first rows that differ."""
+    if a.format != b.format or a.shape != b.shape:
+        return False
+    pieces = (slice(start, start + 256) for start in range(0, len(a.data), 256))
+    return all(np.array_equal(a.data[rows], b.data[rows]) for rows in pieces)
 
 
 def _hf_name(checkpoint: Checkpoint, family: Family, name: str) -> str:
