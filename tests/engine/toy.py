@@ -21,6 +21,7 @@ from headrace.engine.outputs import Delta
 from headrace.engine.scheduler import Batching
 from headrace.engine.sizing import PoolPlan, plan_pools
 from headrace.ops.batch import Batch
+from headrace.ops.executor import Executor
 from headrace.ops.kv import KVFormat, KVGroupSpec
 
 VOCAB = 61
@@ -192,7 +193,7 @@ def letter(token_id: int) -> str:
 
 
 def make_engine(
-    model: ToyModel,
+    model: Executor,
     *,
     max_model_len: int = 96,
     max_num_seqs: int = 4,
@@ -205,13 +206,13 @@ def make_engine(
     eos_ids: frozenset[int] = frozenset(),
     seed: int | None = None,
     max_queue: int = 1000,
-    text: bool = True,
+    vocabulary: Vocabulary | None = None,
 ) -> Engine:
     """An engine over the toy model that checks its invariants after every step."""
     if allocator is Allocator.NONE:
         budget = max(budget, max_model_len)
     pools = plan_pools(
-        model.groups,
+        model.kv_groups,
         KVFormat.F32,
         block_size,
         budget_bytes=None,
@@ -237,13 +238,8 @@ def make_engine(
         max_queue=max_queue,
         debug_invariants=True,
     )
-    vocabulary = Vocabulary(
-        num_ids=model.vocab,
-        eos_ids=eos_ids,
-        new_stream=(lambda skip: Letters()) if text else None,
-        token_text=letter if text else None,
-    )
-    return Engine(model, vocabulary, config)
+    letters = Vocabulary(model.vocab_size, eos_ids, lambda skip: Letters(), letter)
+    return Engine(model, vocabulary or letters, config)
 
 
 def run_all(engine: Engine, max_steps: int = 5000) -> list[Delta]:

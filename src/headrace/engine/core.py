@@ -125,6 +125,11 @@ class Engine:
             return ContiguousBlockManager(*args)
         return BlockManager(*args, frees_window=config.kv_allocator is Allocator.PAGED)
 
+    @property
+    def executor(self) -> Executor:
+        """What runs the steps. Its KV memory is the engine's: look, do not write."""
+        return self._executor
+
     # ---- the door ---------------------------------------------------------------------------
 
     def check(self, prompt_token_ids: list[int], params: SamplingParams) -> None:

@@ -24,6 +24,7 @@ from headrace.formats.tokenizer_load import load_tokenizer
 from headrace.models.load import LoadedModel, load
 from headrace.ops.executor import Executor
 from headrace.ops.native import NativeModel
+from headrace.ops.packed import PackedWeights
 
 if TYPE_CHECKING:
     from headrace.formats.chat_template import ChatTemplate
@@ -66,14 +67,18 @@ def open_model(
     return OpenModel(name, path, checkpoint, load(checkpoint), load_tokenizer(checkpoint))
 
 
-def native_executor(program: LoadedModel, config: EngineConfig) -> NativeModel:
-    """The native interpreter, with buffers for the configuration's largest step."""
+def native_executor(
+    program: LoadedModel, config: EngineConfig, *, weights: PackedWeights | None = None
+) -> NativeModel:
+    """The native interpreter, with buffers for the configuration's largest step. weights: packed
+    by another NativeModel of the same model."""
     return NativeModel(
         program,
         max_tokens=config.max_num_batched_tokens,
         max_requests=config.max_num_seqs,
         max_context=config.max_model_len,
         num_threads=config.num_threads,
+        weights=weights,
     )
 
 
