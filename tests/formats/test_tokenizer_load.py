@@ -129,6 +129,7 @@ def test_padded_ids_are_no_tokens(tmp_path: Path) -> None:
         ({"tokens": []}, "tokens is empty"),
         ({"tokens": "text"}, "must be an array"),
         ({"token_type": np.array([1], dtype=np.int32)}, "1 entries for 258"),
+        ({"tokens": ["x" * 70_000] * 258}, "a token of 70000 characters"),
         ({"merges": None}, "merges is missing"),
         ({"merges": ["he"]}, "no pair"),
         ({"merges": ["h "]}, "no pair"),
@@ -207,6 +208,7 @@ def test_stop_ids_of_the_generation_config(
         ("tokenizer.json", "{", "can not be read"),
         ("tokenizer.json", "[]", "not a JSON object"),
         ("tokenizer.json", '{"model": {"type": "WordPiece", "vocab": {}}}', "WordPiece"),
+        ("tokenizer.json", '{"model": {"type": "BPE", "vocab": {"a": 0}}}', "can not be built"),
         ("tokenizer_config.json", "[" * 100_000, "can not be read"),
     ],
 )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headrace.errors import PromptError
+from headrace.errors import ModelFileError, PromptError
 from headrace.formats.token_table import TokenTable
 
 if TYPE_CHECKING:
@@ -49,12 +49,18 @@ class Tokenizer:
     """Encode, decode, and the ids a model gives a meaning. Safe to use from several threads."""
 
     def __init__(
-        self, info: TokenizerInfo, table: TokenTable, read_json: Callable[[], str]
+        self,
+        info: TokenizerInfo,
+        table: TokenTable,
+        read_json: Callable[[], str],
+        encoder: Encoder | None = None,
     ) -> None:
+        """read_json: gives the tokenizers JSON; called once on the first encode, unless an encoder
+        built from it is at hand."""
         self.info = info
         self._table = table
         self._read_json = read_json
-        self._encoder: Encoder | None = None
+        self._encoder = encoder
         self._lock = threading.Lock()
 
     @property
@@ -186,7 +192,10 @@ def common_vocabulary(a: Tokenizer, b: Tokenizer) -> int | None:
 def _build_encoder(text: str) -> Encoder:
     from tokenizers import Tokenizer as Encoder  # on first use: decoding alone never needs it
 
-    encoder = Encoder.from_str(text)
+    try:
+        encoder = Encoder.from_str(text)
+    except Exception as error:  # the library raises bare Exceptions
+        raise ModelFileError(f"the tokenizer can not be built: {error}") from error
     encoder.no_truncation()
     encoder.no_padding()
     del text

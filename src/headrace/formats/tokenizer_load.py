@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.formats.cache_dirs import atomic_write, tokenizers_dir
 from headrace.formats.token_pieces import token_pieces
@@ -23,6 +23,9 @@ from headrace.formats.tokenizer import Tokenizer, TokenizerInfo
 from headrace.formats.tokenizer_hf import HF_FILES, read_hf_tokenizer
 from headrace.formats.tokenizer_json import ADAPTER_VERSION, build_tokenizer_json
 from headrace.formats.vocabulary import Vocabulary, read_vocabulary
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Encoder
 
 
 class ModelFiles(Protocol):
@@ -72,6 +75,8 @@ def load_tokenizer(checkpoint: ModelFiles, *, cache: Path | None = None) -> Toke
     body = text.encode()
     header = {"info": asdict(info), "json_bytes": len(body)}
     table = pack_table(header, pieces, kinds)
+    tokenizer = Tokenizer(info, unpack_table(table), lambda: text)
+    tokenizer.encoder()  # a vocabulary that can not be built must not enter the cache
     key = hashlib.sha256(b"%d\0" % ADAPTER_VERSION + table + body).hexdigest()[:40]
     try:
         with atomic_write(root / f"{key}.json") as file:
@@ -80,19 +85,19 @@ def load_tokenizer(checkpoint: ModelFiles, *, cache: Path | None = None) -> Toke
             file.write(table)
         with atomic_write(index) as file:
             file.write(key.encode())
-        return _open_cached(root, key)
+        return _open_cached(root, key, tokenizer.encoder())
     except (OSError, ValueError):
-        return Tokenizer(info, unpack_table(table), lambda: text)
+        return tokenizer
 
 
-def _open_cached(root: Path, key: str) -> Tokenizer:
+def _open_cached(root: Path, key: str, encoder: Encoder | None = None) -> Tokenizer:
     if not key.isalnum():
         raise ValueError("damaged index")
     table = map_table(root / f"{key}.table")
     json_path = root / f"{key}.json"
     if json_path.stat().st_size != table.header["json_bytes"]:
         raise ValueError("damaged tokenizer JSON")
-    return Tokenizer(_info_of(table), table, lambda: json_path.read_text(encoding="utf-8"))
+    return Tokenizer(_info_of(table), table, lambda: json_path.read_text(encoding="utf-8"), encoder)
 
 
 def _info_of(table: TokenTable) -> TokenizerInfo:

@@ -20,6 +20,8 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 MAX_TOKENS = 2_000_000
 MAX_MERGES = 8_000_000
+#: The longest tokens in use have about 250 characters; deriving merges takes their square.
+MAX_TOKEN_CHARACTERS = 1024
 
 _PREFIX = "tokenizer.ggml."
 
@@ -90,6 +92,12 @@ def read_vocabulary(metadata: Mapping[str, Any], architecture: str) -> Vocabular
     tokens = [str(t) for t in _array(metadata, "tokens", MAX_TOKENS)]
     if not tokens:
         raise ModelFileError("tokenizer.ggml.tokens is empty")
+    longest = max(map(len, tokens))
+    if longest > MAX_TOKEN_CHARACTERS:
+        raise ModelFileError(
+            f"tokenizer.ggml.tokens holds a token of {longest} characters; "
+            f"the limit is {MAX_TOKEN_CHARACTERS}"
+        )
     types = _types(metadata, len(tokens))
     num_ids = _without_padding(tokens, types)
     if num_ids < len(tokens):
