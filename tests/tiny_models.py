@@ -62,7 +62,7 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
         _sizes(48, 64, 4, 6, 2)
         | {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2},
     ),
-    "qwen3": ("Qwen3Config", _sizes(50, 70, 3, 5, 1) | {"head_dim": 24}),
+    "qwen3": ("Qwen3Config", _sizes(54, 70, 3, 6, 3) | {"head_dim": 24}),
     "gemma3": (
         "Gemma3TextConfig",
         _sizes(44, 76, 7, 4, 1)
@@ -225,7 +225,7 @@ def _write_metadata(writer: Any, arch: str, config: dict[str, Any]) -> None:
         writer.add_key_length(config["head_dim"] if "head_dim" in config else hidden // heads)
         writer.add_value_length(config["head_dim"] if "head_dim" in config else hidden // heads)
         writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
-    if arch == "gemma3":
+    if config["model_type"] in ("gemma3_text", "mistral") and config["sliding_window"]:
         writer.add_sliding_window(config["sliding_window"])
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")

@@ -16,13 +16,14 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 SEQUENCES = [[(5 * i * i + i + 2) % tiny_models.VOCAB for i in range(n)] for n in (60, 3)]
-#: GGUF has no key for what the other tiny models set (windows of llama and qwen2, caps).
+#: GGUF has no key for what the other tiny models set (windows of qwen2, layer types).
 EXPRESSIBLE = (
     "llama",
     "llama-tied",
     "llama-mha",
     "llama-bias",
     "llama3-rope",
+    "mistral",
     "mistral-full",
     "qwen2",
     "qwen3",

@@ -260,6 +260,75 @@ def test_damaged_rope_factors_are_refused(files: Any, factors: list[float]) -> N
         load(changed(files("llama3-rope", "gguf"), tensors={"rope_freqs.weight": f32(factors)}))
 
 
+def test_gemma3_old_and_new_words_agree(files: Any) -> None:
+    checkpoint = files("gemma3", "hf")
+    new = load(checkpoint).config
+    old = {"rope_parameters": None, "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0}
+    for words in (old, {**old, "rope_theta": None, "rope_local_base_freq": None}):
+        assert load(changed(checkpoint, words)).config == new
+    other = load(changed(checkpoint, {**old, "rope_local_base_freq": 500.0})).config
+    assert other.rope == new.rope
+    assert other.local_rope != new.local_rope
+
+
+def test_windows_without_layer_types(files: Any) -> None:
+    # Files from before layer_types state a rule; transformers writes the list the rule gives.
+    for name in ("gemma3", "qwen2-window"):
+        checkpoint = files(name, "hf")
+        listed = load(checkpoint).config.windows
+        assert len(set(listed)) == 2
+        assert load(changed(checkpoint, {"layer_types": None})).config.windows == listed
+    every_other = {"layer_types": None, "sliding_window_pattern": 2}
+    windows = load(changed(files("gemma3", "hf"), every_other)).config.windows
+    assert windows == (19, None, 19, None, 19, None, 19)
+
+
+def test_gguf_window_patterns(files: Any) -> None:
+    checkpoint, key = files("gemma3", "gguf"), "gemma3.attention.sliding_window_pattern"
+    assert load(checkpoint).config.windows == (19, 19, 19, 19, 19, None, 19)
+    by_number = load(changed(checkpoint, {key: 3})).config.windows
+    assert by_number == (19, 19, None, 19, 19, None, 19)
+    flags = [True, False, True, True, True, True, False]
+    by_flags = load(changed(checkpoint, {key: flags})).config.windows
+    assert by_flags == (19, None, 19, 19, 19, 19, None)
+    with pytest.raises(ModelFileError, match="list of 7 flags"):
+        load(changed(checkpoint, {key: flags[:5]}))
+    no_window = load(changed(checkpoint, {"gemma3.attention.sliding_window": None}))
+    assert set(no_window.config.windows) == {None}
+
+
+def test_gguf_rotary_base_of_window_layers(files: Any) -> None:
+    checkpoint = files("gemma3", "gguf")
+    config = load(checkpoint).config
+    assert config.local_rope == load(files("gemma3", "hf")).config.local_rope
+    key = {"gemma3.rope.freq_base_swa": 500.0}
+    assert load(changed(checkpoint, key)).config.local_rope != config.local_rope
+
+
+def test_gemma3_27b_scales_its_scores_differently() -> None:
+    # GGUF files do not carry query_pre_attn_scalar (168 = 5376 / 32 for the 27B, else D).
+    from headrace.models.family import TensorFacts
+    from headrace.models.fields import Fields
+    from headrace.models.gemma3 import config_from_gguf
+
+    values: dict[str, object] = {
+        "gemma3.block_count": 62,
+        "gemma3.embedding_length": 5376,
+        "gemma3.feed_forward_length": 21504,
+        "gemma3.attention.head_count": 32,
+        "gemma3.attention.head_count_kv": 16,
+        "gemma3.attention.key_length": 128,
+        "gemma3.attention.layer_norm_rms_epsilon": 1e-6,
+        "gemma3.context_length": 131072,
+    }
+    facts = TensorFacts(262_208, frozenset())
+    large = config_from_gguf(Fields(values, "27b.gguf", "gemma3."), facts)
+    assert large.attention_scale == 168**-0.5
+    smaller = {**values, "gemma3.block_count": 48}
+    small = config_from_gguf(Fields(smaller, "12b.gguf", "gemma3."), facts)
+    assert small.attention_scale == 128**-0.5
+
+
 # ---- hyper-parameters ---------------------------------------------------------------------------
 
 BAD_GGUF: list[tuple[str, object, str]] = [

@@ -12,7 +12,7 @@ from dataclasses import replace
 from headrace.models import blocks, describe, rotary, specs
 from headrace.models.config import ModelConfig
 from headrace.models.family import Family, TensorFacts
-from headrace.models.fields import Fields
+from headrace.models.fields import MAX_CONTEXT, Fields
 from headrace.models.weights import Transform, WeightSpec
 from headrace.ops.contract import Activation, Ops, V
 
@@ -38,8 +38,10 @@ def config_from_gguf(fields: Fields, facts: TensorFacts) -> ModelConfig:
     if experts:
         raise fields.error("expert_count", f"is {experts}; mixtures of experts are not supported")
     base = describe.from_gguf("llama", fields, facts)
+    window = fields.count("attention.sliding_window", MAX_CONTEXT, low=0, default=0) or None
     return replace(
         base,
+        windows=(window,) * base.num_layers,
         rope=rotary.from_gguf(fields, base.head_dim, factors=facts.rope_factors),
         qkv_bias="blk.0.attn_q.bias" in facts.names,
         output_bias="blk.0.attn_output.bias" in facts.names,
