@@ -17,6 +17,7 @@ from headrace.cli.env import env
 from headrace.cli.generate import generate
 from headrace.cli.models import models_app
 from headrace.cli.perplexity import perplexity
+from headrace.cli.verify import verify
 from headrace.errors import HeadraceError, UsageError
 
 app = typer.Typer(
@@ -48,6 +49,7 @@ def root(
 app.command()(generate)
 app.command()(chat)
 app.command()(perplexity)
+app.command()(verify)
 app.command()(env)
 app.add_typer(models_app, name="models")
 

@@ -78,6 +78,10 @@ class Engine:
     executor: already bound to weights; gets its KV memory here. observer: see Observer.
     """
 
+    #: What builds batches and gives out blocks; `verify` plants faults by putting others here.
+    preparer_type: type[Preparer] = Preparer
+    manager_type: type[BlockManager] = BlockManager
+
     def __init__(
         self,
         executor: Executor,
@@ -102,7 +106,7 @@ class Engine:
             self.manager,
             self.histories,
         )
-        self._preparer = Preparer(
+        self._preparer = self.preparer_type(
             num_groups=self.manager.num_groups,
             block_size=config.block_size,
             max_tokens=config.max_num_batched_tokens,
@@ -116,14 +120,13 @@ class Engine:
         self.num_steps = 0
         self.num_copied_blocks = 0
 
-    @staticmethod
-    def _make_manager(executor: Executor, config: EngineConfig) -> BlockManager:
+    def _make_manager(self, executor: Executor, config: EngineConfig) -> BlockManager:
         pools = config.pools.num_blocks
         executor.allocate_kv(pools, config.block_size, config.kv_format)
         args = (executor.kv_groups, pools, config.block_size, config.max_model_len)
         if config.kv_allocator is Allocator.CONTIGUOUS:
             return ContiguousBlockManager(*args)
-        return BlockManager(*args, frees_window=config.kv_allocator is Allocator.PAGED)
+        return self.manager_type(*args, frees_window=config.kv_allocator is Allocator.PAGED)
 
     @property
     def executor(self) -> Executor:

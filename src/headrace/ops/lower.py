@@ -108,9 +108,10 @@ class Lowering:
             case Matmul(x=x, weight=name, bias=bias, out=out):
                 vector = None if bias is None else w.vector(bias)
                 p.matmul(w.matrix(name), self._buffer(x), vector, m(out), barrier)
-            case Rope(x=x, heads=heads, spec=spec, out=out):
+            case Rope(x=x, heads=heads, spec=spec, out=out, decode_offset=offset):
                 interleaved = spec.layout is RopeLayout.INTERLEAVED
-                p.rope(m(x), m(out), heads, self._rope_table(spec), interleaved, barrier)
+                angles = self._rope_table(spec)
+                p.rope(m(x), m(out), heads, angles, interleaved, barrier, offset)
             case KVWrite(k=k, v=v, group=group, place=place):
                 p.kv_write(m(k), m(v), group, place, barrier)
             case Attend():
@@ -124,6 +125,8 @@ class Lowering:
                     op.window or 0,
                     op.soft_cap or 0.0,
                     barrier,
+                    op.last_offset,
+                    op.head_shift,
                 )
             case Gated(gate=gate, up=up, activation=activation, out=out):
                 p.gated(m(gate), m(up), m(out), _GATES[activation], barrier)

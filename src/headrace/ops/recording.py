@@ -166,6 +166,7 @@ class Rope(Op):
     heads: int
     spec: RopeSpec
     out: Value
+    decode_offset: int = 0  # −1: a fault that `verify` plants in steps of single tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,8 @@ class Attend(Op):
     window: int | None
     soft_cap: float | None
     out: Value
+    last_offset: int = 0  # 1: `verify`'s fault of a mask that shows one position too many
+    head_shift: int = 0  # 1: `verify`'s fault of a wrong map from query heads to KV heads
 
 
 @dataclass(frozen=True, slots=True)

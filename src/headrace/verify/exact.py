@@ -201,10 +201,9 @@ def isas(subject: Subject) -> RungResult:
     """Every instruction-set level of this machine gives the bits of the lowest."""
     levels = list(core().available_isas())
     base = _on(subject, isa=levels[0])
-    error, events = 0.0, 0
+    error, events = 0.0, len(levels) - 1
     for level in levels[1:]:
         error = max(error, difference(base, _on(subject, isa=level)))
-        events += 1
     if len(levels) == 1:
         # Nothing to compare with on such a machine; the level itself against the engine's default.
         error, events = difference(_common(subject.whole.rows, base), base), 1

@@ -27,6 +27,7 @@ class RungResult:
     events: int
     passed: bool
     detail: str = ""
+    seconds: float = 0.0
 
     @classmethod
     def judge(
@@ -52,6 +53,7 @@ class RungResult:
             "events": self.events,
             "passed": self.passed,
             "detail": self.detail,
+            "seconds": round(self.seconds, 2),
         }
 
 

@@ -7,21 +7,25 @@ builds, as it would be in a real mistake; the reference never has it.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from headrace import __version__
 from headrace.engine.config import EngineConfig, EngineOptions, Machine, resolve
 from headrace.engine.core import Engine, Vocabulary
 from headrace.engine.sizing import PoolPlan
+from headrace.native import core
 from headrace.ops.kv import KVFormat
 from headrace.ops.native import NativeModel
+from headrace.ops.numerics import NUMERICS_ID
 from headrace.ops.packed import PackedWeights
 from headrace.ops.program import Program
 from headrace.verify.faults import NO_FAULT, Fault
 from headrace.verify.probe import Probe, Run, run_requests
-from headrace.verify.workload import Workload, make_workload
+from headrace.verify.workload import LONG, Workload, make_workload
 
 #: More than any verification needs; blocks are touched by use only.
 _NUM_SEQS = 8
@@ -31,7 +35,7 @@ _NUM_SEQS = 8
 class Subject:
     """program: the model. num_ids: the tokenizer's size (or the vocabulary's). encode: its
     tokenizer, None = pseudo-random prompts. kv_format: of every engine. num_threads, isa: None =
-    default. max_context: positions the ladder may use."""
+    default. length: tokens of the long text. weights: filled by the first model built."""
 
     program: Program
     num_ids: int
@@ -41,6 +45,8 @@ class Subject:
     isa: str | None = None
     fault: Fault = NO_FAULT
     block_size: int = 16
+    length: int = LONG
+    name: str = ""
     weights: PackedWeights | None = None
     _alone: dict[int, Run] = field(default_factory=dict)
 
@@ -52,7 +58,25 @@ class Subject:
             self.program.max_context,
             self.program.kv_groups,
             self.block_size,
+            self.length,
         )
+
+    def conditions(self) -> dict[str, Any]:
+        """What the results hold for: number formats, levels, sizes, versions."""
+        levels = core().available_isas()
+        return {
+            "model": self.name,
+            "headrace": __version__,
+            "numerics_id": NUMERICS_ID,
+            "weight_formats": sorted({t.format.name for t in self.program.weights.values()}),
+            "kv_format": self.kv_format.value,
+            "isa": self.model(1).isa,
+            "isas": list(levels),
+            "threads": self.num_threads or len(os.sched_getaffinity(0)),
+            "text_tokens": len(self.workload.text),
+            "block_size": self.block_size,
+            "fault": self.fault.name if self.fault is not NO_FAULT else None,
+        }
 
     @property
     def max_model_len(self) -> int:

@@ -16,6 +16,8 @@ TILE = 128
 SEGMENT = 512
 #: The long text: nine tiles, more than two segments.
 LONG = 1160
+#: The short form of it: five tiles, two segments.
+QUICK = 600
 
 _SENTENCES = (
     "The river rises in the hills and runs for ninety miles before it meets the sea.",
@@ -51,11 +53,12 @@ def make_workload(
     max_context: int,
     groups: tuple[KVGroupSpec, ...],
     block_size: int = 16,
+    length: int = LONG,
 ) -> Workload:
     """encode: the model's tokenizer; None = pseudo-random ids below num_ids. The text is shortened
     to a small model's context (48 positions are left for output)."""
     windows = [g.window for g in groups if g.window is not None]
-    length = min(max([LONG, *(w + 3 * block_size for w in windows)]), max_context - 48)
+    length = min(max([length, *(w + 3 * block_size for w in windows)]), max_context - 48)
     text = _text_ids(encode, length) if encode else _random_ids(num_ids, length)
     borders = {block_size, TILE, 3 * TILE, SEGMENT, 2 * SEGMENT, *windows}
     borders |= {w + block_size for w in windows}

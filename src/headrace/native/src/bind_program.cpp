@@ -106,15 +106,18 @@ void add_matmul(Program& p, const PackedWeights& weight, int buffer,
 }
 
 void add_rope(Program& p, Matrix x, Matrix out, int64_t heads, RopeTable* table, bool interleaved,
-              bool barrier) {
+              bool barrier, int64_t decode_offset) {
   expect_same("rope", x, out);
   expect("rope", "kind of rows", static_cast<int64_t>(x.rows), 0);
   const int64_t rotary = 2 * table->columns();
   if (heads < 1 || x.columns % heads != 0 || rotary > x.columns / heads)
     refuse("rope: " + std::to_string(x.columns) + " columns in " + std::to_string(heads) +
            " heads, of which " + std::to_string(rotary) + " turn");
+  if (decode_offset < -1 || decode_offset > 0)
+    refuse("rope: decode_offset " + std::to_string(decode_offset));
   p.limit_positions(table->max_positions());
-  p.add(p.kernels().rope, RopeArgs{x, out, heads, rotary, interleaved, table->cos(), table->sin()},
+  p.add(p.kernels().rope,
+        RopeArgs{x, out, heads, rotary, interleaved, table->cos(), table->sin(), decode_offset},
         out.rows, barrier);
 }
 
@@ -135,7 +138,8 @@ void add_kv_write(Program& p, Matrix k, Matrix v, int64_t group, int64_t layer, 
 }
 
 void add_attend(Program& p, Matrix q, Matrix out, int64_t group, int64_t layer, int64_t heads,
-                float scale, int64_t window, float soft_cap, bool barrier) {
+                float scale, int64_t window, float soft_cap, bool barrier, int64_t last_offset,
+                int64_t head_shift) {
   KVGroup& g = p.group(group);
   check_layer("attend", g, layer);
   expect_rows("attend", q, out);
@@ -146,9 +150,15 @@ void add_attend(Program& p, Matrix q, Matrix out, int64_t group, int64_t layer, 
   expect("attend", "query columns", q.columns, heads * g.memory.k_dim);
   expect("attend", "out columns", out.columns, heads * g.memory.v_dim);
   if (window < 0) refuse("attend: window " + std::to_string(window));
+  if (last_offset < 0 || last_offset > 1)
+    refuse("attend: last_offset " + std::to_string(last_offset));
+  if (head_shift < 0 || head_shift >= g.memory.kv_heads)
+    refuse("attend: head_shift " + std::to_string(head_shift) + " of " +
+           std::to_string(g.memory.kv_heads) + " KV heads");
   const bool full = window == 0 || g.window == 0;
   g.window = full ? 0 : std::max(g.window, window);
-  const AttendArgs args{q, out, &g.memory, group, layer, heads, scale, window, soft_cap};
+  const AttendArgs args{q,     out,    &g.memory, group,       layer,     heads,
+                        scale, window, soft_cap,  last_offset, head_shift};
   p.add(p.kernels().attend, args, out.rows, barrier,
         p.kernels().attend_workspace(args, p.limits()));
 }
@@ -303,11 +313,12 @@ void register_ops(nb::class_<Program>& c) {
       .def("matmul", &add_matmul, nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>(), nb::arg("weight"),
            nb::arg("buffer"), nb::arg("bias").none(), nb::arg("out"), barrier)
       .def("rope", &add_rope, nb::arg("x"), nb::arg("out"), nb::arg("heads"), nb::arg("table"),
-           nb::arg("interleaved"), barrier)
+           nb::arg("interleaved"), barrier, nb::arg("decode_offset") = 0)
       .def("kv_write", &add_kv_write, nb::arg("k"), nb::arg("v"), nb::arg("group"),
            nb::arg("layer"), barrier)
       .def("attend", &add_attend, nb::arg("q"), nb::arg("out"), nb::arg("group"), nb::arg("layer"),
-           nb::arg("heads"), nb::arg("scale"), nb::arg("window"), nb::arg("soft_cap"), barrier)
+           nb::arg("heads"), nb::arg("scale"), nb::arg("window"), nb::arg("soft_cap"), barrier,
+           nb::arg("last_offset") = 0, nb::arg("head_shift") = 0)
       .def("gated", &add_gated, nb::arg("gate"), nb::arg("up"), nb::arg("out"), nb::arg("kind"),
            barrier)
       .def("unary", &add_unary, nb::arg("kind"), nb::arg("x"), nb::arg("out"), nb::arg("value"),

@@ -142,6 +142,7 @@ struct RopeArgs {
   int64_t heads, rotary_dim;
   bool interleaved;
   const float *cos, *sin;  // [max position, rotary_dim / 2]
+  int64_t decode_offset = 0;  // −1 plants a fault: steps of single tokens turn too early
 };
 struct KVWriteArgs {
   Matrix k, v;
@@ -155,6 +156,9 @@ struct AttendArgs {
   float scale;
   int64_t window;       // 0 = none
   float soft_cap;       // 0 = none
+  // Faults to plant (0 in every real program): positions seen beyond the query's own, and how far
+  // the map from query heads to KV heads is shifted.
+  int64_t last_offset = 0, head_shift = 0;
 };
 struct GatedArgs {
   Matrix gate, up, out;

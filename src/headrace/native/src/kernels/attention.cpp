@@ -61,7 +61,7 @@ static inline int64_t first_visible(const AttendArgs& args, int64_t position) {
 // The visible part of `tile` for a query at `position`; first ≥ end where there is none.
 static inline Range range_in(const AttendArgs& args, int64_t position, int64_t tile) {
   const int64_t start = tile * kTile, first = first_visible(args, position) - start,
-                end = position + 1 - start;
+                end = position + 1 + args.last_offset - start;
   return {static_cast<int>(first > 0 ? first : 0), static_cast<int>(end < kTile ? end : kTile)};
 }
 
@@ -296,6 +296,7 @@ class Attention {
     const headrace::KVMemory& m = *args_.memory;
     const headrace::GroupStep& group = step_.groups[args_.group];
     const int32_t* table = group.block_tables + task_.request * group.table_columns;
+    const int64_t head = (task_.head + args_.head_shift) % m.kv_heads;
     for (int i = first / kRun; i <= (end - 1) / kRun; ++i) {
       const int64_t at = tile * kTile + i * kRun, column = at / m.block_size;
       const int64_t block = column < group.table_columns ? table[column] : -1;
@@ -304,8 +305,8 @@ class Attention {
         continue;
       }
       const int64_t offset = at % m.block_size;
-      keys[i] = key_run(m, args_.layer, block, task_.head, offset, E::bytes);
-      values[i] = value_run(m, args_.layer, block, task_.head, offset, E::bytes);
+      keys[i] = key_run(m, args_.layer, block, head, offset, E::bytes);
+      values[i] = value_run(m, args_.layer, block, head, offset, E::bytes);
     }
   }
 

@@ -178,13 +178,14 @@ static inline void rotate_interleaved(const float* x, float* out, int64_t half, 
 
 void rope(const headrace::RopeArgs& args, const Step& step, Worker& worker) {
   const int64_t dim = args.x.columns / args.heads, half = args.rotary_dim / 2;
+  const int64_t offset = step.num_tokens == step.num_requests ? args.decode_offset : 0;
   const Share mine = share(step.count(args.x.rows) * args.heads, worker, args.heads);
   for (int64_t i = mine.begin; i < mine.end; ++i) {
     const int64_t row = i / args.heads, first = i % args.heads * dim;
+    const int64_t turned = step.positions[row] + offset, position = turned > 0 ? turned : 0;
     const float* x = row_of(args.x, row) + first;
     float* out = row_of(args.out, row) + first;
-    const float *cos = args.cos + step.positions[row] * half,
-                *sin = args.sin + step.positions[row] * half;
+    const float *cos = args.cos + position * half, *sin = args.sin + position * half;
     if (args.interleaved)
       rotate_interleaved(x, out, half, cos, sin);
     else

@@ -1,0 +1,99 @@
+"""Engines with one mistake each: overrides of the component that owns the index or table."""
+
+from __future__ import annotations
+
+from headrace.engine.blocks import BlockManager, SequenceBlocks
+from headrace.engine.core import Engine
+from headrace.engine.generation import Generation
+from headrace.engine.prepare import Preparer
+from headrace.engine.request import Sequence
+from headrace.engine.scheduler import Plan
+from headrace.ops.batch import Batch, Int32Array
+
+
+class _EarlySlots(Preparer):
+    """A decode step's key and value go one slot too early."""
+
+    def _place(self, index: int, sequence: Sequence, row: int, count: int) -> None:
+        super()._place(index, sequence, row, count)
+        position = max(sequence.num_computed_tokens - 1, 0)
+        assert sequence.blocks is not None
+        if count == 1:
+            size = self._block_size
+            for slots, table in zip(self._slots, sequence.blocks.tables, strict=True):
+                slots[row] = int(table[position // size]) * size + position % size
+
+
+class CachePositionEngine(Engine):
+    preparer_type = _EarlySlots
+
+
+class _SwappedRows(Preparer):
+    """The logit rows of the first two sequences that draw are exchanged."""
+
+    def build(self, plan: Plan, prompt_rows: list[int]) -> tuple[Batch, list[Sequence]]:
+        batch, drawing = super().build(plan, prompt_rows)
+        if len(drawing) > 1:
+            batch.logit_rows[:2] = batch.logit_rows[1::-1].copy()
+        return batch, drawing
+
+
+class RowSwapEngine(Engine):
+    preparer_type = _SwappedRows
+
+
+class _StaleTables(Preparer):
+    """A row's table is written only when its number of columns changes: right until another
+    sequence of equal length takes the row, or a copy replaces a block."""
+
+    def _place(self, index: int, sequence: Sequence, row: int, count: int) -> None:
+        kept = [table[index].copy() for table in self._tables]
+        super()._place(index, sequence, row, count)
+        for table, old in zip(self._tables, kept, strict=True):
+            if _num_columns(old) == _num_columns(table[index]):
+                table[index] = old
+
+
+def _num_columns(table: Int32Array) -> int:
+    held = (table >= 0).nonzero()[0]
+    return int(held[-1]) + 1 if len(held) else 0
+
+
+class StaleBlockTableEngine(Engine):
+    preparer_type = _StaleTables
+
+
+class _EagerManager(BlockManager):
+    """Gives the first block of a sequence back as soon as a second one is in use; the table keeps
+    it, so it is still read."""
+
+    def trim(self, blocks: SequenceBlocks, num_computed: int) -> None:
+        super().trim(blocks, num_computed)
+        for group, pool in enumerate(self.pools):
+            if blocks.first_columns[group] == 0 and num_computed > self.block_size:
+                pool.release(int(blocks.tables[group][0]))
+                blocks.first_columns[group] = 1
+
+
+class FreedBlockEngine(Engine):
+    manager_type = _EagerManager
+
+
+class DroppedChunkEngine(Engine):
+    """The chunk after the first is counted as computed and never is."""
+
+    def _commit(self, plan: Plan) -> None:
+        super()._commit(plan)
+        for sequence, count in zip(plan.sequences, plan.num_new_tokens, strict=True):
+            first = sequence.num_computed_tokens == count
+            if first and sequence.num_wanted > 1:
+                skipped = min(count, sequence.num_wanted - 1)
+                sequence.num_computed_tokens += skipped
+                sequence.num_stored_tokens = sequence.num_computed_tokens
+
+
+class NoiseKeyEngine(Engine):
+    """The sampler's noise is keyed with a sample's row in the batch."""
+
+    def _draw_positions(self, generations: list[Generation]) -> list[int]:
+        return list(range(len(generations)))
