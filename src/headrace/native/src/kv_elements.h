@@ -129,10 +129,10 @@ static inline typename E::Pair load_first_pairs(const std::byte* p, int n) {
   return E::load_pairs(padded);
 }
 
-// Asks for the memory of 16 pairs, into the second-level cache.
+// Asks for the memory of 16 pairs, into the first-level cache.
 template <class E>
 static inline void prefetch_pairs(const std::byte* p) {
-  for (int i = 0; i < 32 * E::bytes; i += 64) _mm_prefetch(p + i, _MM_HINT_T1);
+  for (int i = 0; i < 32 * E::bytes; i += 64) _mm_prefetch(p + i, _MM_HINT_T0);
 }
 
 // The run of 16 positions that starts at `offset` (a multiple of 16) of a block: 16 · dim elements.

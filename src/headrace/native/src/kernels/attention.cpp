@@ -323,8 +323,11 @@ class Attention {
                 memory.next_values);
     // Blocks of about equal size: 7 rows as 4 + 3.
     int64_t blocks = (rows.end - rows.begin + E::max_rows - 1) / E::max_rows;
-    for (int64_t r = rows.begin; r < rows.end; --blocks)
+    for (int64_t r = rows.begin; r < rows.end; --blocks) {
       r += block(memory, r, (rows.end - r + blocks - 1) / blocks, out.from(r));
+      std::memcpy(memory.next_keys, memory.keys, sizeof memory.keys);  // once is enough
+      std::memcpy(memory.next_values, memory.values, sizeof memory.values);
+    }
   }
 
   int64_t block(const TileMemory& memory, int64_t r, int64_t rows, const Partials& out) {
