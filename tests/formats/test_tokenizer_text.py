@@ -12,6 +12,7 @@ import pytest
 
 from headrace.formats.detokenizer import Detokenizer
 from headrace.formats.tokenizer import Tokenizer
+from headrace.formats.tokenizer_json import merge_pairs
 
 #: Characters of each declaration: the start holds its script and its punctuation.
 EXCERPT = 700
@@ -69,8 +70,7 @@ def test_ids_equal_the_original_tokenizers(
     original_class = getattr(
         importlib.import_module(f"transformers.models.{module}.tokenization_{module}"), class_name
     )
-    merges = [tuple(pair) for pair in model["merges"]]
-    original = original_class(vocab=model["vocab"], merges=merges)
+    original = original_class(vocab=model["vocab"], merges=merge_pairs(model))
     from tokenizers import AddedToken
 
     user_defined = [t["content"] for t in document["added_tokens"] if not t["special"]]

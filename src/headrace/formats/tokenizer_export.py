@@ -10,6 +10,7 @@ from headrace.errors import UsageError
 from headrace.formats.cache_dirs import atomic_write
 from headrace.formats.chat_template import ChatTemplate, special_tokens
 from headrace.formats.tokenizer import Tokenizer
+from headrace.formats.tokenizer_json import merge_pairs
 
 
 def export_tokenizer(
@@ -26,6 +27,8 @@ def export_tokenizer(
     """
     document = json.loads(tokenizer.to_json())
     document["post_processor"] = _post_processor(tokenizer)
+    if document["model"].get("type") == "BPE":
+        document["model"]["merges"] = merge_pairs(document["model"])  # the current spelling
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,

@@ -9,6 +9,7 @@ falls back to byte tokens `<0xNN>`; its merges are derived here.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from headrace.errors import ModelFileError
@@ -18,7 +19,7 @@ from headrace.formats.vocabulary import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, 
 SPACE = "\u2581"
 
 #: Raised whenever the built JSON of an unchanged vocabulary changes; part of every cache key.
-ADAPTER_VERSION = 1
+ADAPTER_VERSION = 2
 
 
 def build_tokenizer_json(vocab: Vocabulary) -> str:
@@ -156,5 +157,24 @@ def _bpe_model(
         "byte_fallback": byte_fallback,
         "ignore_merges": ignore,
         "vocab": ids,
-        "merges": merges,
+        "merges": _written(merges),
     }
+
+
+def _written(merges: list[tuple[str, str]]) -> list[str] | list[tuple[str, str]]:
+    """Merges in the older spelling "left right" where no token holds a space.
+
+    Parsing it takes half the peak memory of pairs: 180 instead of 350 MB for Gemma's 514,906.
+    """
+    if any(" " in left or " " in right for left, right in merges):
+        return merges
+    return [f"{left} {right}" for left, right in merges]
+
+
+def merge_pairs(model: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The merges of a tokenizers-JSON model, in whichever spelling they are written."""
+    pairs = []
+    for merge in model.get("merges") or ():
+        left, right = merge.split(" ") if isinstance(merge, str) else merge
+        pairs.append((left, right))
+    return pairs

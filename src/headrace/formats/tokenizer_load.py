@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.formats.cache_dirs import atomic_write, tokenizers_dir
 from headrace.formats.token_pieces import token_pieces
-from headrace.formats.token_table import TokenTable, map_table, pack_table, unpack_table
-from headrace.formats.tokenizer import Tokenizer, TokenizerInfo
+from headrace.formats.token_table import SPECIAL, TokenTable, map_table, pack_table, unpack_table
+from headrace.formats.tokenizer import Tokenizer, TokenizerInfo, return_free_memory
 from headrace.formats.tokenizer_hf import HF_FILES, read_hf_tokenizer
 from headrace.formats.tokenizer_json import ADAPTER_VERSION, build_tokenizer_json
 from headrace.formats.vocabulary import Vocabulary, read_vocabulary
@@ -58,36 +58,43 @@ def load_tokenizer(checkpoint: ModelFiles, *, cache: Path | None = None) -> Toke
         return _open_cached(root, index.read_text().strip())
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    if checkpoint.kind == "gguf":
-        vocab = read_vocabulary(checkpoint.metadata, checkpoint.architecture)
-        text, info = build_tokenizer_json(vocab), None
-    else:
-        vocab = None
-        text, info = read_hf_tokenizer(Path(checkpoint.source))
-    document = json.loads(text)
-    pieces, kinds, strip = token_pieces(document)
-    if vocab is not None:
-        info = _gguf_info(vocab, strip)
-    assert info is not None
-    if len(pieces) < info.num_ids:
-        pieces += [b""] * (info.num_ids - len(pieces))
-        kinds += b"\1" * (info.num_ids - len(kinds))
-    body = text.encode()
-    header = {"info": asdict(info), "json_bytes": len(body)}
-    table = pack_table(header, pieces, kinds)
-    tokenizer = Tokenizer(info, unpack_table(table), lambda: text)
-    tokenizer.encoder()  # a vocabulary that can not be built must not enter the cache
+    body, table = _build(checkpoint)
+    tokenizer = _in_memory(body, table)
+    encoder = tokenizer.encoder()  # a vocabulary that can not be built must not enter the cache
     key = hashlib.sha256(b"%d\0" % ADAPTER_VERSION + table + body).hexdigest()[:40]
     try:
-        with atomic_write(root / f"{key}.json") as file:
-            file.write(body)
-        with atomic_write(root / f"{key}.table") as file:
-            file.write(table)
-        with atomic_write(index) as file:
-            file.write(key.encode())
-        return _open_cached(root, key, tokenizer.encoder())
+        for name, data in ((f"{key}.json", body), (f"{key}.table", table), (index.name, key)):
+            with atomic_write(root / name) as file:
+                file.write(data if isinstance(data, bytes) else data.encode())
+        tokenizer = _open_cached(root, key, encoder)
     except (OSError, ValueError):
-        return tokenizer
+        pass  # no cache: it lives in memory
+    del body, table
+    return_free_memory()
+    return tokenizer
+
+
+def _build(checkpoint: ModelFiles) -> tuple[bytes, bytes]:
+    """(tokenizers JSON, packed table) of a model, from its files."""
+    if checkpoint.kind == "gguf":
+        vocab = read_vocabulary(checkpoint.metadata, checkpoint.architecture)
+        text = build_tokenizer_json(vocab)
+        pieces, kinds, strip = token_pieces(json.loads(text))
+        info = _gguf_info(vocab, strip)
+    else:
+        text, info = read_hf_tokenizer(Path(checkpoint.source))
+        pieces, kinds, _ = token_pieces(json.loads(text))
+    missing = info.num_ids - len(pieces)
+    if missing > 0:  # tokens of the file that the JSON does not name
+        pieces += [b""] * missing
+        kinds += bytes([SPECIAL]) * missing
+    body = text.encode()
+    return body, pack_table({"info": asdict(info), "json_bytes": len(body)}, pieces, kinds)
+
+
+def _in_memory(body: bytes, packed: bytes) -> Tokenizer:
+    table = unpack_table(packed)
+    return Tokenizer(_info_of(table), table, body.decode)
 
 
 def _open_cached(root: Path, key: str, encoder: Encoder | None = None) -> Tokenizer:
