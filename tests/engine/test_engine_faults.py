@@ -367,7 +367,7 @@ def test_a_step_that_raises_ends_its_requests_and_not_the_engine() -> None:
     engine = make_engine(model, max_num_seqs=2)
     lost = [engine.add(prompt(i, 6), GREEDY.replace(n=1 + i)) for i in range(2)]
     waiting = engine.add(prompt(9, 6), GREEDY)
-    model.fail_next = True
+    model.fail_next = RuntimeError("planted failure")
     deltas = engine.step()
     assert [d.finish_reason for d in deltas] == ["error"]
     assert "planted failure" in (deltas[0].error or "")
@@ -461,6 +461,36 @@ def test_an_aborted_turn_leaves_its_history() -> None:
     following = engine.add([*history, 1, 2], GREEDY, session="s")
     run_all(engine)
     assert following.num_cached_tokens == len(history) - 1
+
+
+def test_an_interrupted_step_aborts_and_keeps_no_half_written_history() -> None:
+    model = ToyModel(BOTH)
+    engine = make_engine(model)
+    request = engine.add(prompt(1, 20), GREEDY, session="s")
+    engine.step()
+    model.fail_next = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert request.output().outputs[0].finish_reason == "abort"
+    assert not engine.has_work
+    engine.check_invariants()
+    again = engine.add(prompt(1, 20), GREEDY, session="s")
+    check_all(engine, model, [again])
+    assert again.num_cached_tokens == 0
+
+
+def test_the_useful_share_of_the_cache() -> None:
+    def usage(allocator: Allocator) -> tuple[int, int]:
+        engine = make_engine(ToyModel(), allocator=allocator)  # 16 bytes per position
+        engine.add(prompt(1, 10), GREEDY.replace(n=2, max_tokens=23))
+        engine.step()
+        engine.step()
+        use = engine.kv_usage()
+        return use.held_bytes // 16, use.used_bytes // 16
+
+    # paged: 8 shared positions, and 3 of a block of 4 for each sample; contiguous: 32 for each
+    assert usage(Allocator.PAGED) == (16, 14)
+    assert usage(Allocator.CONTIGUOUS) == (64, 22)
 
 
 # ---- comparisons -----------------------------------------------------------------------------

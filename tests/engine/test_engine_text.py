@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 from toy import FULL, make_engine, run_all
 
-from headrace.engine.core import Vocabulary
+from headrace.engine.admission import Vocabulary
 from headrace.engine.generation import Request
 from headrace.engine.model import open_model, vocabulary_of
 from headrace.engine.outputs import Delta

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -215,6 +216,23 @@ def test_two_streams_take_turns(smol: LLM) -> None:
     text_b = "".join(d.text for d in b)
     text_a += "".join(d.text for d in a)
     assert (text_a, text_b) == (one(smol, PROMPTS[0]).text, one(smol, PROMPTS[1]).text)
+
+
+def test_a_dropped_stream_does_not_run_on(smol: LLM) -> None:
+    stream = smol.stream(PROMPTS[0], GREEDY.replace(max_tokens=500))
+    next(stream)
+    request = stream.request
+    del stream
+    one(smol, PROMPTS[1])
+    assert request.output().outputs[0].finish_reason == "abort"
+    assert not smol.engine.has_work
+
+
+def test_threads_share_the_engine(smol: LLM) -> None:
+    want = [one(smol, p).text for p in PROMPTS]
+    with ThreadPoolExecutor(4) as pool:
+        texts = list(pool.map(lambda p: one(smol, p).text, PROMPTS))
+    assert texts == want
 
 
 def test_prompt_logprobs(smol: LLM) -> None:

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.engine import sampler
+from headrace.engine.admission import Vocabulary
 from headrace.engine.config import Allocator, EngineConfig
-from headrace.engine.core import Engine, Vocabulary
+from headrace.engine.core import Engine
 from headrace.engine.generation import Request
 from headrace.engine.outputs import Delta
 from headrace.engine.scheduler import Batching
@@ -73,7 +74,7 @@ class ToyModel:
         self.bad_token = bad_token
         self.batches: list[tuple[int, ...]] = []  # new tokens per request of each step
         self.num_copied = 0
-        self.fail_next = False
+        self.fail_next: BaseException | None = None
 
     @property
     def kv_groups(self) -> tuple[KVGroupSpec, ...]:
@@ -100,9 +101,9 @@ class ToyModel:
 
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
         self._check(batch)
-        if self.fail_next:
-            self.fail_next = False
-            raise RuntimeError("planted failure")
+        if self.fail_next is not None:
+            error, self.fail_next = self.fail_next, None
+            raise error
         for memory, group in zip(self.memory, batch.groups, strict=True):
             written = group.slots >= 0
             slots = group.slots[written]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -134,6 +135,21 @@ class SequenceBlocks:
         first, end = self.first_columns[group], self.num_columns[group]
         ids: list[int] = self.tables[group][first:end].tolist()
         return ids
+
+
+@dataclass(frozen=True, slots=True)
+class KVUsage:
+    """total: all pools. held: blocks that someone holds, once each. used: the part of them that
+    holds computed positions; a position that several holders share counts once. The useful share
+    of an allocation strategy is used / held."""
+
+    total_bytes: int
+    held_bytes: int
+    used_bytes: int
+
+    @property
+    def useful_share(self) -> float:
+        return self.used_bytes / self.held_bytes if self.held_bytes else 1.0
 
 
 class BlockManager:
@@ -281,6 +297,24 @@ class BlockManager:
         write of the step."""
         copies, self.pending_copies = self.pending_copies, []
         return copies
+
+    def usage(
+        self, holders: Iterable[tuple[SequenceBlocks, int]], block_bytes: Sequence[int]
+    ) -> KVUsage:
+        """holders: tables with their number of computed positions. block_bytes: of each group."""
+        everyone = list(holders)
+        total = held = used = 0
+        for group, (pool, size) in enumerate(zip(self.pools, block_bytes, strict=True)):
+            filled: dict[int, int] = {}
+            for blocks, num_computed in everyone:
+                first = blocks.first_columns[group]
+                for column, block in enumerate(blocks.held(group), start=first):
+                    inside = min(max(num_computed - column * self.block_size, 0), self.block_size)
+                    filled[block] = max(filled.get(block, 0), inside)
+            total += pool.num_blocks * size
+            held += len(filled) * size
+            used += sum(filled.values()) * size // self.block_size
+        return KVUsage(total, held, used)
 
     def check(self, holders: Iterable[SequenceBlocks]) -> None:
         """Raises AssertionError unless: free + held = total; every count equals the number of

@@ -13,42 +13,30 @@ sequence is the same whether it prefills, decodes, resumes or follows a cache hi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.engine import sampler
-from headrace.engine.blocks import BlockManager, ContiguousBlockManager
+from headrace.engine.admission import Vocabulary, check_request, max_num_tokens, seed_of
+from headrace.engine.blocks import BlockManager, ContiguousBlockManager, KVUsage
 from headrace.engine.config import Allocator, EngineConfig
-from headrace.engine.generation import Generation, Request, TextStream, TokenText
+from headrace.engine.generation import Generation, Request
 from headrace.engine.history import Histories
+from headrace.engine.invariants import check_invariants
 from headrace.engine.outputs import Delta
 from headrace.engine.params import SamplingParams
 from headrace.engine.prepare import Preparer
 from headrace.engine.request import FinishReason, Sequence, Status
 from headrace.engine.scheduler import Plan, Scheduler, StepBudget
 from headrace.engine.scoring import PromptScorer
-from headrace.errors import CapacityError, PromptError, UsageError
+from headrace.errors import CapacityError
 from headrace.ops.batch import Batch
 from headrace.ops.executor import Executor
 
 Logits = npt.NDArray[np.float32]
-_MASK64 = (1 << 64) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """What the engine knows of a tokenizer. num_ids: ids 0 … num_ids−1 exist. eos_ids: the model's
-    own end ids. new_stream: a fresh incremental detokenizer (argument: skip special tokens), None
-    = no text. token_text: text of one id, for logprobs."""
-
-    num_ids: int
-    eos_ids: frozenset[int] = frozenset()
-    new_stream: Callable[[bool], TextStream] | None = None
-    token_text: TokenText | None = None
 
 
 class RowScorer(Protocol):
@@ -141,40 +129,9 @@ class Engine:
         Raises PromptError (empty, too long, ids out of range), UsageError (parameters) or
         CapacityError (can never fit the KV cache).
         """
-        config, num_ids = self.config, self.vocabulary.num_ids
-        num_prompt = len(prompt_token_ids)
-        if num_prompt == 0:
-            raise PromptError("The prompt is empty: it has no token to start from.")
-        low, high = min(prompt_token_ids), max(prompt_token_ids)
-        if low < 0 or high >= num_ids:
-            raise PromptError(
-                f"The prompt holds token id {low if low < 0 else high}, outside the vocabulary "
-                f"0 … {num_ids - 1}."
-            )
-        limit = config.max_model_len
-        wanted = params.max_tokens
-        if num_prompt + (wanted or 1) > limit:
-            asked = "at least 1" if wanted is None else str(wanted)
-            raise PromptError(
-                f"The context limit is {limit} tokens; the prompt has {num_prompt} and {asked} "
-                f"more were requested (max_tokens). Shorten the prompt, lower max_tokens or raise "
-                f"max_model_len."
-            )
-        params.validate_for(num_ids)
-        if params.n > config.max_num_seqs:
-            raise UsageError(
-                f"n = {params.n} is larger than max_num_seqs = {config.max_num_seqs}: all samples "
-                f"of a request run together."
-            )
-        if params.stop and self.vocabulary.new_stream is None:
-            raise UsageError("stop strings need a tokenizer, and this engine has none.")
-        positions = max(self._limit(num_prompt, params) - 1, num_prompt)
-        if not self.scheduler.can_ever_fit(positions):
-            raise CapacityError(
-                f"The request needs {positions} positions of KV cache and the whole cache "
-                f"({config.pools.total_bytes:,} bytes) cannot hold them; raise kv_cache_memory or "
-                f"lower max_tokens."
-            )
+        check_request(
+            prompt_token_ids, params, self.vocabulary, self.config, self.scheduler.can_ever_fit
+        )
 
     @property
     def has_queue_room(self) -> bool:
@@ -204,7 +161,7 @@ class Engine:
             prompt,
             prompt_token_ids,
             params,
-            self._seed(params, request_id),
+            seed_of(params, self.config.seed, request_id),
             self.vocabulary.eos_ids,
             self.vocabulary.token_text,
             time.monotonic() if arrived_s is None else arrived_s,
@@ -215,13 +172,13 @@ class Engine:
         sequence = Sequence(
             (request_id, 0),
             list(prompt_token_ids),
-            self._limit(len(prompt_token_ids), params),
+            max_num_tokens(len(prompt_token_ids), params, self.config),
             num_slots=params.n,
             session=None if self._whole_history else session,
             reuses_history=params.prompt_logprobs is None,
         )
         request.generations.append(
-            Generation(request, 0, sequence, state, self._new_stream(params))
+            Generation(request, 0, sequence, state, self.vocabulary.stream(params))
         )
         self._requests[request_id] = request
         self.scheduler.add(sequence)
@@ -249,21 +206,6 @@ class Engine:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
-    def _limit(self, num_prompt: int, params: SamplingParams) -> int:
-        limit = self.config.max_model_len
-        return limit if params.max_tokens is None else min(limit, num_prompt + params.max_tokens)
-
-    def _seed(self, params: SamplingParams, request_id: int) -> int:
-        if params.seed is not None:
-            return params.seed
-        if self.config.seed is None:
-            return sampler.new_seed()
-        return _mix(self.config.seed + (request_id + 1) * 0x9E3779B97F4A7C15)
-
-    def _new_stream(self, params: SamplingParams) -> TextStream | None:
-        new_stream = self.vocabulary.new_stream
-        return None if new_stream is None else new_stream(params.skip_special_tokens)
-
     # ---- one step ---------------------------------------------------------------------------
 
     def step(self) -> list[Delta]:
@@ -280,9 +222,11 @@ class Engine:
             unscored = self._scorer.score(plan, batch)
         except BaseException as error:
             # Whose fault it was cannot be known, and memory may be half written: all of them end.
-            deltas = self._fail(plan.sequences, f"The step failed: {error!r}")
-            if not isinstance(error, Exception):
+            if not isinstance(error, Exception):  # Ctrl-C
+                self._fail(plan.sequences, None, FinishReason.ABORT)
+                self._settle(plan)
                 raise
+            deltas = self._fail(plan.sequences, f"The step failed: {error!r}")
         else:
             self._commit(plan)
             deltas = self._fail(unscored, "The model gave prompt logits that are not finite.")
@@ -402,7 +346,7 @@ class Engine:
                 num_prompt_tokens=parent.num_prompt_tokens,
             )
             state = first.sampler_state.fork(index)
-            stream = self._new_stream(request.params)
+            stream = self.vocabulary.stream(request.params)
             request.generations.append(Generation(request, index, sequence, state, stream))
 
     def _fork(self, parent: Sequence) -> None:
@@ -438,11 +382,13 @@ class Engine:
 
     # ---- ends -------------------------------------------------------------------------------
 
-    def _retire(self, generation: Generation) -> None:
-        """Takes an ended sample out of the scheduler; keeps its blocks if a session wants them."""
+    def _retire(self, generation: Generation, *, keep: bool = True) -> None:
+        """Takes an ended sample out of the scheduler; its blocks stay for its session, if it has
+        one and they are sound (keep)."""
         sequence = generation.sequence
         if (
-            sequence.session is not None
+            keep
+            and sequence.session is not None
             and sequence.blocks is not None
             and sequence.num_computed_tokens > 0
             and generation.finish_reason is not FinishReason.ERROR
@@ -456,44 +402,35 @@ class Engine:
             request.finished_s = time.monotonic()
             self._requests.pop(request.request_id, None)
 
-    def _fail(self, sequences: Iterable[Sequence], message: str) -> list[Delta]:
+    def _fail(
+        self,
+        sequences: Iterable[Sequence],
+        message: str | None,
+        reason: FinishReason = FinishReason.ERROR,
+    ) -> list[Delta]:
+        """Ends sequences whose memory may be unsound."""
         deltas = []
         for sequence in list(sequences):
             generation = sequence.generation
             assert generation is not None
             if generation.finish_reason is None:
-                deltas.append(generation.end(FinishReason.ERROR, message))
-                self._retire(generation)
+                deltas.append(generation.end(reason, message))
+                self._retire(generation, keep=False)
                 self._close_if_done(generation.request)
         return deltas
 
-    # ---- checks -----------------------------------------------------------------------------
+    # ---- account and checks ------------------------------------------------------------------
+
+    def kv_usage(self) -> KVUsage:
+        """How the KV memory is used right now."""
+        holders = [
+            (s.blocks, s.num_computed_tokens)
+            for s in self.scheduler.running
+            if s.blocks is not None
+        ]
+        holders += self.histories.filled()
+        return self.manager.usage(holders, self.config.pools.block_bytes)
 
     def check_invariants(self) -> None:
         """Raises AssertionError when block counts, queues or sequences disagree."""
-        scheduler = self.scheduler
-        running, waiting = scheduler.running, scheduler.waiting
-        for queue, status in ((running, Status.RUNNING), (waiting, Status.WAITING)):
-            assert all(s.status is status for s in queue), "status differs from queue"
-            orders = [s.order for s in queue]
-            assert orders == sorted(set(orders)), "queue is not in order of age"
-        assert all(s.blocks is None for s in waiting), "a waiting sequence holds blocks"
-        held = [s.blocks for s in running if s.blocks is not None]
-        assert len(held) == len(running), "a running sequence has no tables"
-        assert sum(s.num_slots for s in running) <= self.config.max_num_seqs
-        self.manager.check([*held, *self.histories.holders()])
-        size = self.config.block_size
-        for sequence in running:
-            assert sequence.blocks is not None
-            assert sequence.num_computed_tokens < sequence.num_tokens
-            if not self._whole_history:
-                for columns in sequence.blocks.num_columns:
-                    assert columns * size >= sequence.num_computed_tokens, "computed beyond blocks"
-
-
-def _mix(x: int) -> int:
-    """SplitMix64's finaliser: spreads the bits of a counter over 64 bits."""
-    x &= _MASK64
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
-    return x ^ (x >> 31)
+        check_invariants(self.scheduler, self.histories)

@@ -37,6 +37,10 @@ class Histories:
         """Block tables of all kept histories (for checks)."""
         return (history.blocks for history in self._kept.values())
 
+    def filled(self) -> list[tuple[SequenceBlocks, int]]:
+        """Block tables of all kept histories, with their number of positions."""
+        return [(history.blocks, len(history.tokens)) for history in self._kept.values()]
+
     def keep(self, session: str, sequence: Sequence) -> None:
         """Takes over the sequence's blocks, in place of what the session kept before."""
         assert sequence.blocks is not None

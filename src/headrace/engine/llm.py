@@ -98,6 +98,7 @@ class LLM:
         self._template: ChatTemplate | None = None
         self._lock = threading.RLock()
         self._streams: dict[int, deque[Delta]] = {}
+        self._abandoned: deque[Request] = deque()  # of streams that were dropped unfinished
         self._num_sessions = 0
 
     # ---- whole results ----------------------------------------------------------------------
@@ -137,7 +138,7 @@ class LLM:
         if session is not None and len(conversations) > 1:
             raise UsageError("session names one conversation, and several were given.")
         ids = [self.encode_chat(conversation, **template_options) for conversation in conversations]
-        jobs = self._read([{"prompt_token_ids": i} for i in ids], sampling_params)
+        jobs = self._read([self._shown(i) for i in ids], sampling_params)
         return self._run(jobs, progress, session)
 
     # ---- streams ----------------------------------------------------------------------------
@@ -166,7 +167,7 @@ class LLM:
     ) -> Stream:
         """The streaming form of `chat`, for one conversation."""
         ids = self.encode_chat(messages, **template_options)
-        return self.stream({"prompt_token_ids": ids}, sampling_params, session=session)
+        return self.stream(self._shown(ids), sampling_params, session=session)
 
     def abort(self, request: Request | Stream) -> None:
         """Ends a request in any state. Its last deltas still reach its stream."""
@@ -213,6 +214,10 @@ class LLM:
             if self._template is None:
                 self._template = self.model.chat_template(self._template_override)
         return encode_chat(self.tokenizer, self._template, messages, **template_options)
+
+    def _shown(self, ids: list[int]) -> Prompt:
+        """A rendered conversation: its ids, and their text for the result."""
+        return {"prompt": self.decode(ids, skip_special=False), "prompt_token_ids": ids}
 
     # ---- the engine's side ------------------------------------------------------------------
 
@@ -277,6 +282,10 @@ class LLM:
 
     def _step(self) -> None:
         with self._lock:
+            while self._abandoned:
+                request = self._abandoned.popleft()
+                self._streams.pop(request.request_id, None)
+                self.engine.abort(request)
             self._dispatch(self.engine.step())
 
     def _dispatch(self, deltas: list[Delta]) -> None:
@@ -326,6 +335,11 @@ class Stream:
         with self._llm._lock:
             self.abort()
             self._llm._streams.pop(self.request.request_id, None)
+
+    def __del__(self) -> None:
+        # Any thread, any moment: only leave a note, which the next step reads.
+        if not self.request.finished:
+            self._llm._abandoned.append(self.request)
 
     def __enter__(self) -> Stream:
         return self

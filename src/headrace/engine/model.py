@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.engine.admission import Vocabulary
 from headrace.engine.config import EngineConfig, EngineOptions, Machine, resolve
-from headrace.engine.core import Engine, Vocabulary
+from headrace.engine.core import Engine
 from headrace.formats.checkpoint import open_checkpoint
 from headrace.formats.detokenizer import Detokenizer
 from headrace.formats.fetching import Reporter

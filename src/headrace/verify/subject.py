@@ -14,8 +14,9 @@ from functools import cached_property
 from typing import Any
 
 from headrace import __version__
+from headrace.engine.admission import Vocabulary
 from headrace.engine.config import EngineConfig, EngineOptions, Machine, resolve
-from headrace.engine.core import Engine, Vocabulary
+from headrace.engine.core import Engine
 from headrace.engine.sizing import PoolPlan
 from headrace.native import core
 from headrace.ops.kv import KVFormat

@@ -1,0 +1,33 @@
+"""What must hold between any two steps. Property tests check it after every step, and so does an
+engine with HEADRACE_DEBUG_INVARIANTS=1."""
+
+from __future__ import annotations
+
+from headrace.engine.history import Histories
+from headrace.engine.request import Sequence, Status
+from headrace.engine.scheduler import Scheduler
+
+
+def check_invariants(scheduler: Scheduler, histories: Histories) -> None:
+    """Raises AssertionError when block counts, queues or sequences disagree."""
+    running, waiting = scheduler.running, scheduler.waiting
+    for queue, status in ((running, Status.RUNNING), (waiting, Status.WAITING)):
+        assert all(s.status is status for s in queue), "status differs from queue"
+        orders = [s.order for s in queue]
+        assert orders == sorted(set(orders)), "queue is not in order of age"
+    assert all(s.blocks is None for s in waiting), "a waiting sequence holds blocks"
+    held = [s.blocks for s in running if s.blocks is not None]
+    assert len(held) == len(running), "a running sequence has no tables"
+    assert sum(s.num_slots for s in running) <= scheduler.budget.max_num_seqs, "too many run"
+    scheduler.manager.check([*held, *histories.holders()])
+    for sequence in running:
+        _check_sequence(sequence, scheduler)
+
+
+def _check_sequence(sequence: Sequence, scheduler: Scheduler) -> None:
+    assert sequence.blocks is not None
+    assert sequence.num_computed_tokens < sequence.num_tokens <= sequence.max_num_tokens
+    assert sequence.num_computed_tokens <= sequence.num_stored_tokens
+    for columns in sequence.blocks.num_columns:
+        held = columns * scheduler.manager.block_size
+        assert held >= sequence.num_computed_tokens, "computed beyond the blocks"
