@@ -29,7 +29,6 @@ MAX_STEPS = 1_000_000
 MAX_VISITED = 4_000_000
 #: Characters written in all, also those that are assigned and dropped.
 MAX_WRITTEN = 4 * MAX_SIZE
-MAX_SOURCE = 1 << 20
 _MAX_INT_BITS = 1024
 
 _TICK, _CONCAT = "__headrace_tick", "__headrace_concat"

@@ -12,23 +12,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from jinja2 import Template, TemplateError, TemplateSyntaxError
+from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ModelFileError, PromptError, UsageError
 from headrace.formats.chat_fallback import FALLBACK_TEMPLATES
-from headrace.formats.chat_sandbox import (
-    MAX_SIZE,
-    MAX_SOURCE,
-    ChatEnvironment,
-    TemplateLimitError,
-)
 from headrace.formats.tokenizer import Tokenizer
 from headrace.formats.tokenizer_hf import read_json_file
 from headrace.formats.tokenizer_load import ModelFiles
 
+if TYPE_CHECKING:
+    from headrace.formats.chat_render import CompiledTemplate
+
 Message = Mapping[str, Any]
+
+#: Longest template, in characters.
+MAX_SOURCE = 1 << 20
 
 _MARK = "\ue000headrace-continues-here\ue001"
 
@@ -45,8 +43,7 @@ class ChatTemplate:
         self.source = source
         self.origin = origin
         self._special = dict(special_tokens)
-        self._environment: ChatEnvironment | None = None
-        self._template: Template | None = None
+        self._compiled: CompiledTemplate | None = None
         self._lock = threading.Lock()
 
     def render(
@@ -90,50 +87,11 @@ class ChatTemplate:
 
     def _render(self, names: Mapping[str, Any]) -> str:
         with self._lock:
-            environment, template = self._compiled()
-            environment.budget.reset()
-            pieces: list[str] = []
-            size = 0
-            try:
-                for piece in template.generate(names):
-                    size += len(piece)
-                    if size > MAX_SIZE:
-                        raise TemplateLimitError(f"it writes more than {MAX_SIZE} characters")
-                    pieces.append(piece)
-            except TemplateLimitError as error:
-                raise ModelFileError(
-                    f"the chat template ({self.origin}) is refused: {error}"
-                ) from error
-            except TemplateError as error:
-                raise PromptError(
-                    f"the chat template does not take these messages: {error.message or error}"
-                ) from error
-            except (RecursionError, MemoryError, ArithmeticError) as error:
-                raise ModelFileError(
-                    f"the chat template ({self.origin}) is refused: {type(error).__name__}"
-                ) from error
-            except (TypeError, ValueError, LookupError, AttributeError) as error:
-                raise PromptError(
-                    f"the chat template does not take these messages: {error}"
-                ) from error
-        return "".join(pieces)
+            if self._compiled is None:
+                from headrace.formats.chat_render import CompiledTemplate  # jinja2 only for chats
 
-    def _compiled(self) -> tuple[ChatEnvironment, Template]:
-        if self._template is None or self._environment is None:
-            environment = ChatEnvironment()
-            try:
-                self._template = environment.from_string(self.source)
-            except TemplateSyntaxError as error:
-                raise ModelFileError(
-                    f"the chat template ({self.origin}) is broken in line {error.lineno}: "
-                    f"{error.message}"
-                ) from error
-            except (TemplateError, RecursionError, SyntaxError, ValueError) as error:
-                raise ModelFileError(
-                    f"the chat template ({self.origin}) can not be compiled: {error}"
-                ) from error
-            self._environment = environment
-        return self._environment, self._template
+                self._compiled = CompiledTemplate(self.source, self.origin)
+            return self._compiled.render(names)
 
 
 def plain_messages(messages: Sequence[Message], *, developer: bool = False) -> list[dict[str, Any]]:
