@@ -102,11 +102,11 @@ class Int8Activations:
 
 def quantise_activations(x: F32) -> Int8Activations:
     """x: float32 [T, K], K a multiple of 32."""
-    blocks = x.reshape(len(x), -1, 32)
+    blocks: F32 = x.reshape(len(x), -1, 32)
     finite = np.isfinite(blocks).all(-1)
     amax = np.where(finite, np.abs(blocks).max(-1), np.float32(0))
     usable = amax >= 2.0**-120
-    safe = np.where(usable, amax, np.float32(1))
+    safe: F32 = np.where(usable, amax, np.float32(1)).astype(np.float32)
     inv = (np.float32(127) / safe).astype(np.float32)
     clean = np.where(usable[..., None], blocks, np.float32(0)).astype(np.float32)
     scaled = _flush((_flush(clean) * inv[..., None]).astype(np.float32))

@@ -113,11 +113,9 @@ static inline __m256i to_bytes(i32x16 a, i32x16 b) {
 static inline int32_t max_lane(i32x16 a) { return _mm512_reduce_max_epi32(a.v); }
 
 // acc + Σ over 4 bytes of u (unsigned) · s (signed), in every lane, exact in int32.
-static inline i32x16 dot4_u8s8(i32x16 acc, i32x16 u, i32x16 s) {
+static inline i32x16 dot4(i32x16 acc, i32x16 u, i32x16 s) {
   return {_mm512_dpbusd_epi32(acc.v, u.v, s.v)};
 }
-// The same for u ≤ 127: the AVX2 form needs no widening (255·127·2 would saturate 16 bits there).
-static inline i32x16 dot4_u7s8(i32x16 acc, i32x16 u, i32x16 s) { return dot4_u8s8(acc, u, s); }
 
 #else  // AVX2
 
@@ -261,22 +259,25 @@ static inline int32_t max_lane(i32x16 x) {
   return _mm_cvtsi128_si32(_mm_max_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
 }
 
-static inline __m256i dot4_u8s8_half(__m256i acc, __m256i u, __m256i s) {
-  // Even and odd bytes apart, so that no pair is summed in 16 bits: |u·s| ≤ 255·128 < 2^15.
-  const __m256i low = _mm256_set1_epi16(0x00ff);
-  const __m256i ones = _mm256_set1_epi16(1);
-  __m256i even = _mm256_maddubs_epi16(_mm256_and_si256(u, low), s);
-  __m256i odd = _mm256_maddubs_epi16(_mm256_andnot_si256(low, u), s);
-  acc = _mm256_add_epi32(acc, _mm256_madd_epi16(even, ones));
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(odd, ones));
+// There is no exact dot of 4 bytes here: products of bytes are summed by pairs in 16 bits, and
+// pairs in int32 later. Lanes are those of i32x16, two numbers in each.
+struct i16x32 {
+  __m256i a, b;
+};
+static inline i16x32 zero_pairs() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+// acc + the sums of 2 bytes of u (unsigned) · s (signed). The caller keeps acc within 16 bits.
+static inline i16x32 dot2(i16x32 acc, i32x16 u, i32x16 s) {
+  acc.a = _mm256_add_epi16(acc.a, _mm256_maddubs_epi16(u.a, s.a));
+  acc.b = _mm256_add_epi16(acc.b, _mm256_maddubs_epi16(u.b, s.b));
+  // Without this GCC turns a run of sums into a tree, which needs all products at once: spills.
+  asm("" : "+x"(acc.a), "+x"(acc.b));
+  return acc;
 }
-static inline i32x16 dot4_u8s8(i32x16 acc, i32x16 u, i32x16 s) {
-  return {dot4_u8s8_half(acc.a, u.a, s.a), dot4_u8s8_half(acc.b, u.b, s.b)};
-}
-static inline i32x16 dot4_u7s8(i32x16 acc, i32x16 u, i32x16 s) {
-  const __m256i ones = _mm256_set1_epi16(1);
-  return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(_mm256_maddubs_epi16(u.a, s.a), ones)),
-          _mm256_add_epi32(acc.b, _mm256_madd_epi16(_mm256_maddubs_epi16(u.b, s.b), ones))};
+// acc + factor · (both numbers of every lane).
+static inline i32x16 add_pairs(i32x16 acc, i16x32 pairs, int16_t factor) {
+  const __m256i f = _mm256_set1_epi16(factor);
+  return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(pairs.a, f)),
+          _mm256_add_epi32(acc.b, _mm256_madd_epi16(pairs.b, f))};
 }
 
 #endif

@@ -5,11 +5,9 @@
 // and used for all M tokens. Traffic: P · panel_bytes + M · activation_area_bytes.
 #pragma once
 
-#include "kernels/weights.h"
+#include "kernels/dot.h"
 
 namespace HR_ISA {
-
-using headrace::ActivationBlock;
 
 // How far ahead a panel is fetched from memory.
 constexpr int64_t kPrefetchBytes = 2048;
@@ -21,30 +19,7 @@ template <int64_t Bytes>
     _mm_prefetch(reinterpret_cast<const char*>(block + kPrefetchBytes + line), _MM_HINT_T0);
 }
 
-static inline i32x16 splat_word(const void* p) {
-  int32_t word;
-  __builtin_memcpy(&word, p, 4);
-  return splati(word);
-}
-
 // ---- int8 activations -------------------------------------------------------------------------
-
-// sum[p][t] += code vector J of panel p · the same 4 k of token t.
-template <class W, int J, int M, int P>
-[[gnu::always_inline]] static inline void dot_codes(const typename W::Reader (&reader)[P],
-                                                    const ActivationBlock* a, int64_t stride,
-                                                    i32x16 (&sum)[P][M]) {
-  i32x16 w[P];
-#pragma GCC unroll 4
-  for (int p = 0; p < P; ++p) w[p] = reader[p].template codes<J>();
-#pragma GCC unroll 16
-  for (int t = 0; t < M; ++t) {
-    const i32x16 x = splat_word(a[t * stride].codes + 4 * J);
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p)
-      sum[p][t] = W::kSmall ? dot4_u7s8(sum[p][t], w[p], x) : dot4_u8s8(sum[p][t], w[p], x);
-  }
-}
 
 // Where an int32 sum starts: minus the offset times the sum of the activation codes.
 template <class W, int Half>
@@ -77,10 +52,7 @@ template <class W, int M, int P>
                                                     const ActivationBlock* a, int64_t stride,
                                                     i32x16 (&sum)[P][M]) {
   start_sums<W, 0>(a, stride, sum);
-  dot_codes<W, 0>(reader, a, stride, sum);
-  dot_codes<W, 1>(reader, a, stride, sum);
-  dot_codes<W, 2>(reader, a, stride, sum);
-  dot_codes<W, 3>(reader, a, stride, sum);
+  add_codes<W, 0, 4>(reader, a, stride, sum);
   i32x16 first[P][M];
   if constexpr (W::kTwoScales) {
 #pragma GCC unroll 4
@@ -91,10 +63,7 @@ template <class W, int M, int P>
     }
     start_sums<W, 1>(a, stride, sum);
   }
-  dot_codes<W, 4>(reader, a, stride, sum);
-  dot_codes<W, 5>(reader, a, stride, sum);
-  dot_codes<W, 6>(reader, a, stride, sum);
-  dot_codes<W, 7>(reader, a, stride, sum);
+  add_codes<W, 4, 8>(reader, a, stride, sum);
   if constexpr (W::kTwoScales) {
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {

@@ -6,7 +6,8 @@
 //   Reader    walks one panel. Bytes: next() enters the following block; then scale(), minimum()
 //             give f32 ×16 and codes<J>() code vector J (unsigned bytes), each at most once per
 //             use.
-//   kOffset   what the codes carry too much (subtracted in int32), kHasMin, kSmall (codes ≤ 127)
+//   kOffset   what the codes carry too much (subtracted in int32), kHasMin, kTwoScales (per 16 k),
+//   kBits of a code
 #pragma once
 
 #include "matmul.h"
@@ -69,7 +70,8 @@ struct WeightBF16 {
 struct WeightQ8_0 {
   static constexpr Dot kDot = Dot::Bytes;
   static constexpr int kOffset = 128;
-  static constexpr bool kHasMin = false, kSmall = false, kTwoScales = false;
+  static constexpr int kBits = 8;
+  static constexpr bool kHasMin = false, kTwoScales = false;
   static constexpr int64_t kBlockBytes = 544;
   struct Reader {
     const uint8_t* at;
@@ -87,7 +89,8 @@ template <int Offset, bool HasMin, bool HasFifth>
 struct WeightLegacy {
   static constexpr Dot kDot = Dot::Bytes;
   static constexpr int kOffset = Offset;
-  static constexpr bool kHasMin = HasMin, kSmall = true, kTwoScales = false;
+  static constexpr int kBits = HasFifth ? 5 : 4;
+  static constexpr bool kHasMin = HasMin, kTwoScales = false;
   static constexpr int64_t kHead = HasMin ? 64 : 32;
   static constexpr int64_t kNibbles = kHead + (HasFifth ? 64 : 0);
   static constexpr int64_t kBlockBytes = kNibbles + 256;
@@ -122,7 +125,8 @@ template <bool HasFifth>
 struct WeightK {
   static constexpr Dot kDot = Dot::Bytes;
   static constexpr int kOffset = 0;
-  static constexpr bool kHasMin = true, kSmall = true, kTwoScales = false;
+  static constexpr int kBits = HasFifth ? 5 : 4;
+  static constexpr bool kHasMin = true, kTwoScales = false;
   static constexpr int64_t kHead = 64 + 3 * 64;
   static constexpr int64_t kBody = 256 + (HasFifth ? 64 : 0);
   static constexpr int64_t kBlockBytes = (kHead + 8 * kBody) / 8;  // on average
@@ -173,7 +177,8 @@ using WeightQ5_K = WeightK<true>;
 struct WeightQ6_K {
   static constexpr Dot kDot = Dot::Bytes;
   static constexpr int kOffset = 32;
-  static constexpr bool kHasMin = false, kSmall = true, kTwoScales = true;
+  static constexpr int kBits = 6;
+  static constexpr bool kHasMin = false, kTwoScales = true;
   static constexpr int64_t kBody = 32 + 128 + 256;
   static constexpr int64_t kBlockBytes = (32 + 8 * kBody) / 8;  // on average
   struct Reader {
