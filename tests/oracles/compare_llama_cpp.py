@@ -13,10 +13,10 @@ import json
 from dataclasses import asdict
 
 from llama_cpp_model import KV_TYPES, LlamaCpp
+from recorded_models import BY_NAME, RecordedModel
 from recording import load
 
 from headrace.verify.statistics import Deviation, deviation, figures
-from models import BY_NAME, RecordedModel
 
 
 def llama_cpp_deviations(target: RecordedModel, kv: str = "f16") -> list[Deviation]:

@@ -24,13 +24,18 @@ import torch
 from dequantised import Metadata, load_model
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from llama_cpp_model import tokenize
+from recorded_models import BY_NAME, RecordedModel
 from recording import Recording, Sequence, load, reference_of, save
 
 from headrace.verify.statistics import PromptReference
-from models import BY_NAME, RecordedModel
 
 PROMPTS = Path(__file__).parent / "prompts.json"
 NUM_NEW = 64
+#: The turns of Gemma 3, whose file has no template.
+GEMMA_TEMPLATE = """{{ bos_token }}{% for m in messages %}<start_of_turn>\
+{{ 'model' if m.role == 'assistant' else m.role }}
+{{ m.content }}<end_of_turn>
+{% endfor %}<start_of_turn>model{{ '\\n' }}"""
 
 
 def prompt_ids(path: Path) -> list[list[int]]:
@@ -38,7 +43,7 @@ def prompt_ids(path: Path) -> list[list[int]]:
     metadata = Metadata(gguf.GGUFReader(path))
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.globals["raise_exception"] = _raise
-    template = environment.from_string(metadata("tokenizer.chat_template"))
+    template = environment.from_string(metadata("tokenizer.chat_template", GEMMA_TEMPLATE))
     tokens = metadata("tokenizer.ggml.tokens")
     bos = metadata("tokenizer.ggml.bos_token_id")
     texts, special = [], []
@@ -52,7 +57,7 @@ def prompt_ids(path: Path) -> list[list[int]]:
                 bos_token=tokens[bos] if bos is not None else "",
             )
             texts.append(rendered)
-        special.append("text" in prompt and metadata("tokenizer.ggml.add_bos_token", False))
+        special.append("text" in prompt)
     return tokenize(path, texts, special)
 
 
