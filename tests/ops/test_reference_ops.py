@@ -45,6 +45,15 @@ def test_norms_and_gates_equal_torch() -> None:
     close(f.capped(x, 0.5), 0.5 * torch.tanh(2 * x))
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+def test_a_step_may_ask_for_no_logits(name: str, tmp_path: Path) -> None:
+    from headrace.ops.reference import ReferenceModel
+
+    model = load(open_checkpoint(tiny_models.build(name, tmp_path)))
+    (none,) = ReferenceModel(model).logits([[1, 2, 3]], rows=[[]])
+    assert none.shape == (0, tiny_models.VOCAB)
+
+
 @pytest.mark.parametrize("window", [None, 1, 4, 100])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (14, 2), (9, 1)])
 def test_attention_equals_torch(heads: int, kv_heads: int, window: int | None) -> None:

@@ -26,7 +26,7 @@ _ROWS_AT_ONCE = 512
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, groups: int = 1) -> Tensor:
     """x [R, C], weight [C / groups]."""
-    slices = x.reshape(x.shape[0], groups, -1)
+    slices = x.reshape(x.shape[0], groups, x.shape[1] // groups)
     mean_square = (slices * slices).mean(dim=-1, keepdim=True)
     return (slices / torch.sqrt(mean_square + eps) * weight).reshape(x.shape)
 
@@ -62,7 +62,7 @@ def rope(x: Tensor, positions: Tensor, heads: int, spec: RopeSpec) -> Tensor:
     frequencies = torch.tensor(spec.frequencies, dtype=torch.float64)
     angles = positions.to(torch.float64)[:, None, None] * frequencies  # [T, 1, rot/2]
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    by_head = x.reshape(x.shape[0], heads, -1)
+    by_head = x.reshape(x.shape[0], heads, x.shape[1] // heads)
     turning, rest = by_head[..., : spec.rotary_dim], by_head[..., spec.rotary_dim :]
     if spec.layout is RopeLayout.HALF:
         a, b = turning.chunk(2, dim=-1)
