@@ -169,22 +169,32 @@ class NativeModel:
 
     def trace_step(self, batch: Batch) -> tuple[OpTrace, ...]:
         """Runs a step and returns every op of it with its inputs and output (keep=True only)."""
-        assert self._keep, "trace_step needs NativeModel(keep=True)"
+        return tuple(
+            OpTrace(
+                t.op,
+                tuple(x.copy() for x in t.inputs),
+                None if t.output is None else t.output.copy(),
+            )
+            for t in self.view_step(batch)
+        )
+
+    def view_step(self, batch: Batch) -> Iterator[OpTrace]:
+        """Runs a step and passes through its ops like `trace_step`, but with views instead of
+        copies: valid until the next step."""
+        assert self._keep, "tracing needs NativeModel(keep=True)"
         self.run(batch)
         counts = {
             Rows.TOKENS: batch.num_tokens,
             Rows.LOGIT_ROWS: int(batch.logit_rows.shape[0]),
         }
 
-        def copy(value: Value) -> Floats:
-            return self._view(value)[: counts[value.rows]].copy()
+        def view(value: Value) -> Floats:
+            return self._view(value)[: counts[value.rows]]
 
-        traces = []
         for op in self.recording.segments[0]:
-            inputs = tuple(copy(v) for v in op.inputs if isinstance(v, Value))
+            inputs = tuple(view(v) for v in op.inputs if isinstance(v, Value))
             output = op.output
-            traces.append(OpTrace(op, inputs, copy(output) if isinstance(output, Value) else None))
-        return tuple(traces)
+            yield OpTrace(op, inputs, view(output) if isinstance(output, Value) else None)
 
     def profile(self, on: bool) -> None:
         """Times every op of the steps that follow (each pays a barrier and a clock)."""

@@ -18,6 +18,7 @@ from headrace.native import core
 from headrace.verify.probe import GREEDY, Run, run_requests
 from headrace.verify.result import Rows, RungResult, difference
 from headrace.verify.subject import Subject
+from headrace.verify.workload import SEGMENT
 
 Rung = Callable[[Subject], RungResult]
 
@@ -71,7 +72,9 @@ def batched(subject: Subject) -> RungResult:
 def neighbours(subject: Subject) -> RungResult:
     """A seeded, sampled request by itself = amid neighbours that join, finish and are aborted."""
     shorts = subject.workload.shorts
-    prompt, others = shorts[min(2, len(shorts) - 1)], shorts
+    prompt, others = shorts[-1], shorts
+    # There from the start, with row 0 and the first blocks; its row is later the prompt's.
+    early_prompt = [*prompt[7:], *prompt[:7]]
     alone = run_requests(*subject.engine(), [prompt], _SEEDED)
     engine, probe = subject.engine()
     events = 0
@@ -87,9 +90,8 @@ def neighbours(subject: Subject) -> RungResult:
             engine.abort(requests[-1])
             events += 1
 
-    # The neighbour that is there from the start keeps row 0 and the first blocks for itself.
     early = _SEEDED.replace(seed=7, max_tokens=12)
-    amid = run_requests(engine, probe, [others[-1], prompt], [early, _SEEDED], between=disturb)
+    amid = run_requests(engine, probe, [early_prompt, prompt], [early, _SEEDED], between=disturb)
     error = difference(alone.rows, amid.of(1))
     if alone.tokens[0] != amid.tokens[1]:
         error = max(error, float("inf"))
@@ -121,26 +123,25 @@ def shuffled(subject: Subject) -> RungResult:
 
 
 def preempted(subject: Subject) -> RungResult:
-    """Never preempted = thrown out and recomputed, again and again, in a tiny pool."""
-    text = subject.workload.text
-    size = subject.block_size
-    length = min(9 * size - 3, len(text) // 2)
-    prompts = [text[start : start + length] for start in (0, 11, 23)]
-    params = GREEDY.replace(max_tokens=min(40, subject.max_model_len - length))
-    needed = -(-length // size)
-    tiny = tuple(3 * needed + 1 for _ in subject.program.kv_groups)
-    run = run_requests(*subject.engine(num_blocks=tiny), prompts, params)
-    events = sum(request.num_preemptions for request in run.requests)
-    error = 0.0
-    for i, prompt in enumerate(prompts):
-        straight = run_requests(*subject.engine(), [prompt], params)
-        error = max(error, difference(straight.rows, run.of(i)))
-    return RungResult.judge("straight = preempted", error, events, f"{tiny[0]} blocks")
+    """Never preempted = thrown out and recomputed in a tiny pool: long prompts once, whose
+    recomputation is long, and short ones again and again."""
+    shorts = subject.workload.shorts
+    error, events = 0.0, 0
+    for prompt, steps in ((shorts[-1], 1), (shorts[0], 3)):
+        prompts = [[*prompt[i:], *prompt[:i]] for i in range(3)]
+        params = GREEDY.replace(max_tokens=steps * subject.block_size + 3)
+        blocks = 3 * -(-len(prompt) // subject.block_size) + 1
+        tiny = (blocks,) * len(subject.program.kv_groups)
+        straight = run_requests(*subject.engine(), prompts, params)
+        run = run_requests(*subject.engine(num_blocks=tiny), prompts, params)
+        events += sum(request.num_preemptions for request in run.requests)
+        error = max(error, difference(straight.rows, run.rows))
+    return RungResult.judge("straight = preempted", error, events, f"{events} preemptions")
 
 
 def forked(subject: Subject) -> RungResult:
     """Samples that share their prompt's blocks and copy on write = each computed by itself."""
-    prompt = subject.workload.shorts[min(3, len(subject.workload.shorts) - 1)]
+    prompt = subject.workload.shorts[-1]
     params = _SEEDED.replace(n=3, seed=5)
     engine, probe = subject.engine()
     run = run_requests(engine, probe, [prompt], params)
@@ -159,13 +160,13 @@ def forked(subject: Subject) -> RungResult:
 def kept_history(subject: Subject) -> RungResult:
     """A conversation continued on its kept blocks = computed from nothing."""
     text = subject.workload.text
-    third = min(len(text) // 3, 200)
+    start = min(len(text) * 4 // 5, SEGMENT - 30)
     engine, probe = subject.engine()
-    first = engine.add(text[:third], GREEDY, session="s")
+    first = engine.add(text[:start], GREEDY, session="s")
     while engine.has_work:
         engine.step()
-    history = text[:third] + first.generations[0].token_ids
-    prompts = [history + text[third : third + 61], history + text[third : third + 32]]
+    history = text[:start] + first.generations[0].token_ids
+    prompts = [history + text[start : start + 61], history + text[start : start + 32]]
     error, cached = 0.0, 0
     for prompt in prompts:
         request = engine.add(list(prompt), GREEDY, session="s")
@@ -212,7 +213,7 @@ def isas(subject: Subject) -> RungResult:
 
 def _on(subject: Subject, **options: int | str) -> Rows:
     """The first tiles and segments of the long text on a model with other options."""
-    text = subject.workload.text[: 512 + 3 * subject.block_size]
+    text = subject.workload.text[: SEGMENT + 3 * subject.block_size]
     edges = [p for p in subject.workload.edges if p < len(text)]
     config = subject.config()
     model = subject.model(config.max_num_batched_tokens, **options)

@@ -43,14 +43,14 @@ class RowSwapEngine(Engine):
 
 
 class _StaleTables(Preparer):
-    """A row's table is written only when its number of columns changes: right until another
-    sequence of equal length takes the row, or a copy replaces a block."""
+    """A row's table is written only when its number of columns grows: right until a sequence
+    that is no longer takes the row, or a copy replaces a block."""
 
     def _place(self, index: int, sequence: Sequence, row: int, count: int) -> None:
         kept = [table[index].copy() for table in self._tables]
         super()._place(index, sequence, row, count)
         for table, old in zip(self._tables, kept, strict=True):
-            if _num_columns(old) == _num_columns(table[index]):
+            if _num_columns(old) >= _num_columns(table[index]):
                 table[index] = old
 
 

@@ -80,7 +80,11 @@ def rungs_of(*, reference: bool) -> Iterator[tuple[str, Rung]]:
     """The rungs in order; importing the reference ones imports torch."""
     yield from EXACT_RUNGS.items()
     if reference:
-        yield from ()
+        from headrace.verify.op_by_op import op_by_op
+        from headrace.verify.reference import native_is_reference
+
+        yield "native = reference", native_is_reference
+        yield "op by op", op_by_op
 
 
 def run_ladder(

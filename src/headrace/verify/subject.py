@@ -85,11 +85,14 @@ class Subject:
 
     def model(self, max_tokens: int, **options: Any) -> NativeModel:
         """A native model on the shared weights."""
-        chosen = {"num_threads": self.num_threads, "isa": self.isa} | options
+        chosen: dict[str, Any] = {
+            "num_threads": self.num_threads,
+            "isa": self.isa,
+            "max_requests": _NUM_SEQS,
+        } | options
         model = NativeModel(
             self.program,
             max_tokens=max_tokens,
-            max_requests=_NUM_SEQS,
             max_context=self.max_model_len,
             weights=self.weights,
             edit=self.fault.edit,
