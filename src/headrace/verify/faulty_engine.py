@@ -46,6 +46,11 @@ class _StaleTables(Preparer):
     """A row's table is written only when its number of columns grows: right until a sequence
     that is no longer takes the row, or a copy replaces a block."""
 
+    def __init__(self, **sizes: int) -> None:
+        super().__init__(**sizes)
+        for table in self._tables:
+            table.fill(-1)
+
     def _place(self, index: int, sequence: Sequence, row: int, count: int) -> None:
         kept = [table[index].copy() for table in self._tables]
         super()._place(index, sequence, row, count)

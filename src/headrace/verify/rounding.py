@@ -2,8 +2,8 @@
 path loses against plain mathematics, and nothing else.
 
 `TwinOps` runs a text twice in one step, as two requests: the first plainly, the second with every
-rounding that the contract prescribes. Half the distance of a sound native path from the plain logits
-is then what the number formats cost, and that is measured here rather than guessed.
+rounding that the contract prescribes. How far the two are apart is what the number formats cost,
+measured rather than guessed.
 """
 
 from __future__ import annotations
