@@ -197,6 +197,18 @@ def test_a_possible_stop_string_is_released_at_the_end() -> None:
     assert deltas[-1].finish_reason == "length"
 
 
+def test_an_abort_releases_what_was_held_back() -> None:
+    ids = prompt(9, 6)
+    text = spelled(solo(ids))
+    engine = make_engine(ToyModel(BOTH))
+    request = engine.add(ids, GREEDY.replace(stop=[text[:3] + "!"]))
+    engine.step()
+    engine.step()
+    assert request.generations[0].text == ""
+    [last] = engine.abort(request)
+    assert (last.text, last.finish_reason, last.stop_reason) == (text[:2], "abort", None)
+
+
 def test_end_ids_stop_ids_and_ignore_eos() -> None:
     ids = prompt(9, 6)
     free = solo(ids)
