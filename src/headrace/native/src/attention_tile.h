@@ -10,16 +10,12 @@
 
 #include <cstdint>
 
+#include "attention_fold.h"
+#include "attention_plan.h"
 #include "elementary.h"
 #include "kv_elements.h"
 
 namespace HR_ISA {
-
-inline constexpr int kTile = 128, kRun = 16, kRuns = kTile / kRun;
-
-struct Range {
-  int first, end;  // positions of the tile; first < end
-};
 
 // The keys and values of one tile: a pointer to each run of 16 positions that some row sees.
 // `next`: the same run of the tile to come, to be prefetched (any valid pointer will do).
@@ -211,22 +207,6 @@ static void half_pair(const typename E::Operand* p, const TileMemory& tile, int6
 }
 
 // ---- the tile ---------------------------------------------------------------------------------
-
-// Partials of consecutive rows: O[row][padded_dim], m[row], l[row].
-struct Partials {
-  float *o, *m, *l;
-  int64_t padded_dim;
-
-  Partials from(int64_t row) const { return {o + row * padded_dim, m + row, l + row, padded_dim}; }
-};
-// Laid out in memory of partials_floats(rows, padded_dim) floats.
-static inline int64_t partials_floats(int64_t rows, int64_t padded_dim) {
-  return rows * padded_dim + 2 * ((rows + 15) / 16 * 16);
-}
-static inline Partials partials_in(float* memory, int64_t rows, int64_t padded_dim) {
-  float* m = memory + rows * padded_dim;
-  return {memory, m, m + (rows + 15) / 16 * 16, padded_dim};
-}
 
 // `rows` rows whose first and end are both ascending. s and p: workspaces of rows · kTile.
 template <class E, int rows>
