@@ -31,7 +31,7 @@ from headrace.ops.reference.weights import WeightStore
 
 U = 2.0**-24
 #: Relative error of one rounding to bf16.
-_BF16 = 2.0**-9
+_BF16 = 2.0**-8
 #: Flush-to-zero may take this from anything.
 TINY = 1e-30
 _BLOCK, _TILE, _LANES = 32, 128, 16
@@ -71,7 +71,7 @@ def attend_bound(
 ) -> Tensor:
     """Of attention of prepared queries q (scale applied) [n, H·D] on k, v [S, ·] → [n, H·Dv].
 
-    Scores are off by δ; a probability by 2δ and its own roundings (2⁻⁹ with bf16 KV); the weighted
+    Scores are off by δ; a probability by 2δ and its own roundings (2⁻⁸ with bf16 KV); the weighted
     sum of |v| turns that into the result's error.
     """
     shape = {"heads": op.heads, "kv_heads": op.kv_heads}

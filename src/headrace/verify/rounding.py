@@ -34,9 +34,11 @@ def round_activations(x: Tensor, kind: ActivationKind) -> Tensor:
         return x.to(torch.float32).to(torch.bfloat16).to(x.dtype)
     blocks = x.to(torch.float32).reshape(x.shape[0], -1, _BLOCK)
     largest = blocks.abs().amax(dim=-1, keepdim=True)
-    codes = torch.round(blocks * (127.0 / largest)).clamp(-127, 127)
+    # By a tensor: torch turns number / tensor into number · (1 / tensor), with two roundings.
+    limit = torch.full_like(largest, 127.0)
+    codes = torch.round(blocks * (limit / largest)).clamp(-127, 127)
     # In float64 the product of a code and a float32 scale is exact.
-    values = codes.to(torch.float64) * (largest / 127.0).to(torch.float64)
+    values = codes.to(torch.float64) * (largest / limit).to(torch.float64)
     values = torch.where(largest < 2.0**-120, torch.zeros_like(values), values)
     return values.reshape(x.shape).to(x.dtype)
 
