@@ -68,8 +68,8 @@ def make_workload(
     few |= {w + d for w in windows for d in (-1, 0) if w + d < length}
     shorts = []
     for i, size in enumerate((5, block_size, TILE - 1, TILE + 1, 2 * TILE + 3, SEGMENT - 2)):
-        start = 37 * i
-        if start + size <= length:
+        start = min(37 * i, length - size)
+        if start >= 0:
             shorts.append(text[start : start + size])
     return Workload(text, tuple(sorted(edges)), tuple(sorted(few)), tuple(shorts))
 
