@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from headrace.engine.config import (
     EngineConfig,
     EngineOptions,
     Machine,
+    _cgroup_room_bytes,
     parse_bytes,
     resolve,
 )
@@ -135,3 +137,16 @@ def test_the_debug_variable() -> None:
     with pytest.raises(UsageError, match="HEADRACE_DEBUG_INVARIANTS must be 0 or 1, not 'yes'"):
         Machine.probe({"HEADRACE_DEBUG_INVARIANTS": "yes"})
     assert resolved(machine=Machine(None, 1, debug_invariants=True)).debug_invariants is True
+
+
+def test_a_control_group_limits_the_free_memory(tmp_path: Path) -> None:
+    def room(limit: str) -> int | None:
+        (tmp_path / "memory.max").write_text(limit)
+        (tmp_path / "memory.current").write_text("700\n")
+        (tmp_path / "memory.stat").write_text("anon 400\nfile 300\n")
+        return _cgroup_room_bytes(str(tmp_path))
+
+    assert room("1000\n") == 600
+    assert room("100\n") == 0
+    assert room("max\n") is None
+    assert _cgroup_room_bytes(str(tmp_path / "none")) is None

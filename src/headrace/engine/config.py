@@ -118,7 +118,7 @@ class Machine:
         flag = environ.get(DEBUG_VARIABLE, "0")
         if flag not in ("0", "1"):
             raise UsageError(f"{DEBUG_VARIABLE} must be 0 or 1, not {flag!r}.")
-        return cls(_free_bytes(), len(os.sched_getaffinity(0)), flag == "1")
+        return cls(_free_bytes(), _num_cpus(), flag == "1")
 
 
 def resolve(
@@ -246,7 +246,13 @@ def _choice(name: str, value: object, kinds: type[_E]) -> _E:
 
 
 def _free_bytes() -> int | None:
-    """Memory that can be had without swapping, from /proc/meminfo; None where there is none."""
+    """Memory that can be had without swapping: what the system has, at most what this control
+    group may still take. None where neither can be read."""
+    found = [n for n in (_available_bytes(), _cgroup_room_bytes()) if n is not None]
+    return min(found, default=None)
+
+
+def _available_bytes() -> int | None:
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             for line in file:
@@ -255,3 +261,24 @@ def _free_bytes() -> int | None:
     except (OSError, ValueError, IndexError):
         return None
     return None
+
+
+def _cgroup_room_bytes(root: str = "/sys/fs/cgroup") -> int | None:
+    """Limit of a version-2 control group minus its use, file cache not counted as use; None
+    without a limit ("max")."""
+    try:
+        with open(f"{root}/memory.max", encoding="ascii") as file:
+            limit = int(file.read())
+        with open(f"{root}/memory.current", encoding="ascii") as file:
+            used = int(file.read())
+        with open(f"{root}/memory.stat", encoding="ascii") as file:
+            stat = dict(line.split() for line in file)
+        return max(limit - used + int(stat.get("file", 0)), 0)
+    except (OSError, ValueError):
+        return None
+
+
+def _num_cpus() -> int:
+    """CPUs this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
