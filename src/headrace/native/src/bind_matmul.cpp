@@ -3,6 +3,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <limits>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -45,7 +46,10 @@ PackedWeights* pack_array(int format, const Bytes& data, int64_t n, int64_t k,
     refuse("pack", "format is " + std::to_string(format) + ", expected 0 … 10");
   const auto f = static_cast<Format>(format);
   const FormatGeometry g = geometry(f);
-  if (n < 1 || k < 1) refuse("pack", "N (rows) and K (columns) must be at least 1");
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();  // no product below overflows
+  if (n < 1 || k < 1 || n > kMost || k > kMost)
+    refuse("pack", "N (rows) is " + std::to_string(n) + ", K (columns) is " + std::to_string(k) +
+                       ", expected 1 … " + std::to_string(kMost));
   if (k % g.k != 0)
     refuse("pack", "K (columns) is " + std::to_string(k) + ", not a multiple of " +
                        std::to_string(g.k) + " as " + name(f) + " needs");
