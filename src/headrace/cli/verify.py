@@ -97,6 +97,7 @@ def verify(
         length=QUICK if quick else LONG,
         name=model,
     )
+    subject.check()
     printer = _Printer(table=not as_json)
     report = run_ladder(
         subject, reference=reference, on_start=printer.start, on_result=printer.result

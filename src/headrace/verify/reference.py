@@ -48,7 +48,7 @@ def native_is_reference(subject: Subject) -> RungResult:
         "native = reference",
         worst,
         len(positions),
-        f"rms {_rms(error):.3g}, of {what} {_rms(cost):.3g}; {flips} argmax differ",
+        f"rms {_rms(error):.3g}, of {what} {_rms(cost):.3g}; argmax differs at {flips}",
         bound=factor * float(cost.max()),
     )
 

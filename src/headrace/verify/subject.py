@@ -18,6 +18,7 @@ from headrace.engine.admission import Vocabulary
 from headrace.engine.config import EngineConfig, EngineOptions, Machine, resolve
 from headrace.engine.core import Engine
 from headrace.engine.sizing import PoolPlan
+from headrace.errors import UsageError
 from headrace.native import core
 from headrace.ops.kv import KVFormat
 from headrace.ops.native import NativeModel
@@ -26,7 +27,7 @@ from headrace.ops.packed import PackedWeights
 from headrace.ops.program import Program
 from headrace.verify.faults import NO_FAULT, Fault
 from headrace.verify.probe import Probe, Run, run_requests
-from headrace.verify.workload import LONG, Workload, make_workload
+from headrace.verify.workload import LONG, OUTPUT_ROOM, Workload, make_workload
 
 #: More than any verification needs; blocks are touched by use only.
 _NUM_SEQS = 8
@@ -62,6 +63,17 @@ class Subject:
             self.length,
         )
 
+    def check(self) -> None:
+        """Raises UsageError for parameters that no rung could run with."""
+        least = 4 * self.block_size + OUTPUT_ROOM
+        if self.program.max_context < least:
+            raise UsageError(
+                f"The model's context of {self.program.max_context} positions is too short to "
+                f"verify; it takes {least}."
+            )
+        self.config()
+        self.model(1)
+
     def conditions(self) -> dict[str, Any]:
         """What the results hold for: number formats, levels, sizes, versions."""
         levels = core().available_isas()
@@ -81,7 +93,7 @@ class Subject:
 
     @property
     def max_model_len(self) -> int:
-        return min(len(self.workload.text) + 48, self.program.max_context)
+        return min(len(self.workload.text) + OUTPUT_ROOM, self.program.max_context)
 
     def model(self, max_tokens: int, **options: Any) -> NativeModel:
         """A native model on the shared weights."""

@@ -16,6 +16,8 @@ TILE = 128
 SEGMENT = 512
 #: The long text: nine tiles, more than two segments.
 LONG = 1160
+#: Positions left for what is generated after it.
+OUTPUT_ROOM = 48
 #: The short form of it: five tiles, two segments.
 QUICK = 600
 
@@ -56,9 +58,9 @@ def make_workload(
     length: int = LONG,
 ) -> Workload:
     """encode: the model's tokenizer; None = pseudo-random ids below num_ids. The text is shortened
-    to a small model's context (48 positions are left for output)."""
+    to a small model's context (OUTPUT_ROOM positions are left)."""
     windows = [g.window for g in groups if g.window is not None]
-    length = min(max([length, *(w + 3 * block_size for w in windows)]), max_context - 48)
+    length = min(max([length, *(w + 3 * block_size for w in windows)]), max_context - OUTPUT_ROOM)
     text = _text_ids(encode, length) if encode else _random_ids(num_ids, length)
     borders = {block_size, TILE, 3 * TILE, SEGMENT, 2 * SEGMENT, *windows}
     borders |= {w + block_size for w in windows}
