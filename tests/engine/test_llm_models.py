@@ -298,6 +298,8 @@ def test_row_49_the_context_limit(smol: LLM) -> None:
     assert len(one(llm, ids_of(llm, 63), free).token_ids) == 1
     [result] = llm.generate([ids_of(llm, 63)])  # no parameters: cut to what is left
     assert len(result.outputs[0].token_ids) == 1
+    [result] = llm.generate([ids_of(llm, 63)], SamplingParams(temperature=0))
+    assert len(result.outputs[0].token_ids) == 1
     for length in (64, 65, 500):
         with pytest.raises(PromptError, match=f"limit is 64 tokens; the prompt has {length} and"):
             llm.generate([[1, 2, 3], ids_of(llm, length)], free)

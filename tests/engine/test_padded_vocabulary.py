@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_models import EOS, VOCAB, build
 
 from headrace import LLM, SamplingParams
+from tiny_models import EOS, VOCAB, build
 
 pytestmark = pytest.mark.torch
 

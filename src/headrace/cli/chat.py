@@ -25,7 +25,7 @@ def chat(
     system: Annotated[
         str | None, typer.Option("--system", "-sys", help="System message.", show_default=False)
     ] = None,
-    max_tokens: o.MaxTokens = 512,
+    max_tokens: o.MaxTokens = None,
     max_model_len: o.MaxModelLen = None,
     temperature: o.Temperature = 0.7,
     top_k: o.TopK = 0,
@@ -44,10 +44,11 @@ def chat(
 ) -> None:
     """Talk to a model over several turns."""
     from headrace.engine.llm import LLM
-    from headrace.engine.params import SamplingParams
+    from headrace.engine.params import DefaultLimit, SamplingParams
 
     params = SamplingParams(
-        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+        max_tokens=DefaultLimit(512) if max_tokens is None else max_tokens,
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         repetition_penalty=repetition_penalty, seed=seed,
     )  # fmt: skip
     llm = LLM(

@@ -34,7 +34,7 @@ def generate(
     chat: Annotated[
         bool, typer.Option("--chat", help="Send the prompt as a user message (chat template).")
     ] = False,
-    max_tokens: o.MaxTokens = 128,
+    max_tokens: o.MaxTokens = None,
     samples: Annotated[int, typer.Option("--samples", help="Samples of the prompt (n).")] = 1,
     max_model_len: o.MaxModelLen = None,
     temperature: o.Temperature = 0.0,
@@ -80,10 +80,11 @@ def generate(
     text = _prompt(prompt, file)
 
     from headrace.engine.llm import LLM
-    from headrace.engine.params import SamplingParams
+    from headrace.engine.params import DefaultLimit, SamplingParams
 
     params = SamplingParams(
-        n=samples, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
+        n=samples, max_tokens=DefaultLimit(128) if max_tokens is None else max_tokens,
+        temperature=temperature, top_k=top_k, top_p=top_p,
         min_p=min_p, typical_p=typical_p, repetition_penalty=repetition_penalty,
         presence_penalty=presence_penalty, frequency_penalty=frequency_penalty, seed=seed,
         stop=stop or (), ignore_eos=ignore_eos, logprobs=logprobs,

@@ -18,8 +18,9 @@ Model = Annotated[
 ]
 MaxTokens = Annotated[
     int | None,
-    typer.Option("--max-tokens", "-n", help="Tokens to generate.", show_default=False),
-]
+    typer.Option("--max-tokens", "-n", show_default=False,
+                 help="Tokens to generate (default: at most 128, in a chat 512)."),
+]  # fmt: skip
 MaxModelLen = Annotated[
     int | None,
     typer.Option(

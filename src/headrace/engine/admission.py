@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from headrace.engine import sampler
 from headrace.engine.config import EngineConfig
 from headrace.engine.generation import TextStream, TokenText
-from headrace.engine.params import SamplingParams
+from headrace.engine.params import DefaultLimit, SamplingParams
 from headrace.errors import CapacityError, PromptError, UsageError
 
 _MASK64 = (1 << 64) - 1
@@ -70,8 +70,9 @@ def _check_prompt(ids: list[int], params: SamplingParams, num_ids: int, limit: i
             f"0 … {num_ids - 1}."
         )
     wanted = params.max_tokens
-    if num_prompt + (wanted or 1) > limit:
-        asked = "at least 1" if wanted is None else str(wanted)
+    least = 1 if wanted is None or isinstance(wanted, DefaultLimit) else wanted
+    if num_prompt + least > limit:
+        asked = str(wanted) if least == wanted else "at least 1"
         raise PromptError(
             f"The context limit is {limit} tokens; the prompt has {num_prompt} and {asked} more "
             f"were requested (max_tokens). Shorten the prompt, lower max_tokens or raise "

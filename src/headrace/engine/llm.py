@@ -39,8 +39,6 @@ Message = Mapping[str, Any]
 #: Called with (finished requests, all requests) while generate runs.
 Progress = Callable[[int, int], None]
 
-DEFAULT_MAX_TOKENS = 16
-
 
 class LLM:
     """A loaded model with its engine. Close it (or use `with`) to free its memory early."""
@@ -242,13 +240,10 @@ class LLM:
         items = as_prompt_list(prompts)
         jobs = []
         for item, given in zip(items, params_list(sampling_params, len(items)), strict=True):
-            prompt = read_prompt(item, self.encode)
-            if given is None:
-                room = self.config.max_model_len - len(prompt.token_ids)
-                given = SamplingParams(max_tokens=max(1, min(DEFAULT_MAX_TOKENS, room)))
+            prompt, params = read_prompt(item, self.encode), given or SamplingParams()
             with self._lock:
-                self.engine.check(prompt.token_ids, given)
-            jobs.append((prompt, given))
+                self.engine.check(prompt.token_ids, params)
+            jobs.append((prompt, params))
         return jobs
 
     def _run(

@@ -28,6 +28,11 @@ MAX_TRACE = 1000
 MAX_LOGPROBS = 1_000_000
 
 
+class DefaultLimit(int):
+    """A max_tokens that nobody asked for: so many tokens, or fewer where the context ends. A number
+    that was asked for and does not fit is refused instead."""
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How one request is sampled and when it stops. Immutable; `replace` gives a changed copy.
@@ -44,8 +49,9 @@ class SamplingParams:
     logit_bias: id → added to its logit. allowed_token_ids: only these may be drawn.
     banned_token_ids: these may not.
     seed: 0 … 2⁶⁴−1; None = one from the operating system, reported with the output.
-    max_tokens: None = up to the end of the context. min_tokens: stop ids and end-of-text ids
-        cannot be drawn before so many output tokens.
+    max_tokens: None = up to the end of the context; not given = 16, or fewer where the context
+        ends. One that was given and does not fit behind the prompt is refused.
+    min_tokens: stop ids and end-of-text ids cannot be drawn before so many output tokens.
     stop: string or strings that end the text; stop_token_ids: ids that end it.
     ignore_eos: the model's own end ids do not stop.
     logprobs: None = none; k = the drawn token's and the k highest. prompt_logprobs: the same for
@@ -68,7 +74,7 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     banned_token_ids: Sequence[int] = ()
     seed: int | None = None
-    max_tokens: int | None = 16
+    max_tokens: int | None = DefaultLimit(16)
     min_tokens: int = 0
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
@@ -153,7 +159,8 @@ class SamplingParams:
             ("prompt_logprobs", 0, MAX_LOGPROBS),
         ):
             value = getattr(self, name)
-            self._set(name, None if value is None else _integer(name, value, low, high))
+            if value is not None and not isinstance(value, DefaultLimit):
+                self._set(name, _integer(name, value, low, high))
         for name, lowest, highest in (
             ("temperature", 0.0, 1000.0),
             ("top_p", 0.0, None),
