@@ -1,9 +1,9 @@
 """How far llama.cpp lies from the recordings, on the same file and ids.
 
-    python tests/oracles/compare_llama_cpp.py smollm2-135m … [--kv f16|bf16|f32]
+    python tests/oracles/compare_llama_cpp.py smollm2-135m … [--kv f16|bf16|f32] [--write]
 
-Prints one JSON object per model. The same deviations are what a comparison of headrace with
-llama.cpp starts from.
+Prints one JSON object per model. --write keeps the f16 figures in recorded/llama_cpp.json, against
+which the default suite holds headrace's; the full suite runs llama.cpp itself.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
+from importlib.metadata import version
 
 from llama_cpp_model import KV_TYPES, LlamaCpp
 from recorded_models import BY_NAME, RecordedModel
-from recording import load
+from recording import DIRECTORY, load
 
 from headrace.verify.statistics import Deviation, deviation, figures
+
+FIGURES = DIRECTORY / "llama_cpp.json"
 
 
 def llama_cpp_deviations(target: RecordedModel, kv: str = "f16") -> list[Deviation]:
@@ -29,11 +32,20 @@ def llama_cpp_deviations(target: RecordedModel, kv: str = "f16") -> list[Deviati
     ]
 
 
+def write(name: str, found: dict[str, float]) -> None:
+    known = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    known[name] = found | {"llama_cpp_python": version("llama-cpp-python")}
+    FIGURES.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="+", choices=sorted(BY_NAME))
     parser.add_argument("--kv", choices=sorted(KV_TYPES), default="f16")
+    parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     for name in arguments.models:
-        found = figures(llama_cpp_deviations(BY_NAME[name], arguments.kv))
-        print(json.dumps({"model": name, "kv": arguments.kv} | asdict(found)), flush=True)
+        found = asdict(figures(llama_cpp_deviations(BY_NAME[name], arguments.kv)))
+        print(json.dumps({"model": name, "kv": arguments.kv} | found), flush=True)
+        if arguments.write and arguments.kv == "f16":
+            write(name, found)

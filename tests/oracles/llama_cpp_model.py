@@ -16,7 +16,7 @@ class LlamaCpp:
     """One model file. kv: number format of the KV cache."""
 
     def __init__(
-        self, path: Path, *, kv: str = "f16", num_ctx: int = 512, num_threads: int = 2
+        self, path: Path, *, kv: str = "f16", num_ctx: int = 512, num_threads: int = 1
     ) -> None:
         self._model = llama_cpp.Llama(
             str(path),
