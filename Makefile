@@ -34,7 +34,7 @@ check: $(VENV)/dev  ## ruff, mypy, import-linter, clang-format
 format: $(VENV)/dev  ## apply ruff and clang-format
 	$(BIN)/ruff check --fix --quiet src tests tools
 	$(BIN)/ruff format src tests tools
-	$(BIN)/clang-format -i src/headrace/native/src/*.h src/headrace/native/src/*.cpp src/headrace/native/src/kernels/*.cpp
+	$(BIN)/clang-format -i $(wildcard src/headrace/native/src/*.* src/headrace/native/src/kernels/*.*)
 
 bench: $(VENV)/dev  ## start-up time and memory of the foundation
 	$(BIN)/python tools/bench_foundation.py $(ARGS)

@@ -1,9 +1,10 @@
 // The step program: what every kernel file and the runner share.
 //
 // A program is a flat array of op records. All workers of the pool walk it together: each op is one
-// call `fn(args, step, worker)` made by every worker, which takes its own share of the output (never a
-// share of a reduction), then a barrier. Buffers are sized once for the largest step; a row count is
-// symbolic (RowKind) and read from the Step. Nothing here depends on the instruction set.
+// call `fn(args, step, worker)` made by every worker, which takes its own share of the output
+// (never a share of a reduction), then a barrier. Buffers are sized once for the largest step; a
+// row count is symbolic (RowKind) and read from the Step. Nothing here depends on the instruction
+// set.
 #pragma once
 
 #include <cstddef>
@@ -45,16 +46,16 @@ struct Step {
 class Barrier;  // pool.h
 
 struct Worker {
-  int index;          // 0 … count-1
+  int index;  // 0 … count-1
   int count;
-  Barrier* barrier;   // for ops of two phases (attention: partials, then fold)
-  std::byte* scratch; // this worker's own, scratch_bytes, 64-byte aligned
-  std::byte* shared;  // one for all workers, shared_bytes, 64-byte aligned
+  Barrier* barrier;    // for ops of two phases (attention: partials, then fold)
+  std::byte* scratch;  // this worker's own, scratch_bytes, 64-byte aligned
+  std::byte* shared;   // one for all workers, shared_bytes, 64-byte aligned
 };
 
 // Row by row: every op but matmul, attend and rows reads and writes only row r of its matrices for
-// row r, and worker w does the whole rows share(count, w). So the recorder may leave out the barrier
-// between two such ops on the same kind of rows. `rows` writes so, but reads anywhere.
+// row r, and worker w does the whole rows share(count, w). So the recorder may leave out the
+// barrier between two such ops on the same kind of rows. `rows` writes so, but reads anywhere.
 //
 // This worker's share [begin, end) of n items, contiguous, in units of `grain`.
 struct Share {
@@ -95,7 +96,8 @@ struct RawMatrix {
 // KV memory of one group. Element (layer, block, side, head) is an area of block_size·dim elements:
 //   K (side 0): [block_size/16] × [D/2][16 positions][2]
 //   V (side 1): [block_size/16] × [8 position pairs][Dv][2]
-// at base + layer·layer_stride + block·block_stride + side·v_offset + head·(block_size·dim)·element.
+// at base + layer·layer_stride + block·block_stride + side·v_offset +
+// head·(block_size·dim)·element.
 struct KVMemory {
   KVFormat format;
   int64_t num_blocks, block_size, kv_heads, k_dim, v_dim;
@@ -105,9 +107,9 @@ struct KVMemory {
 
 // ---- op arguments -----------------------------------------------------------------------------
 
-struct EmbedArgs {      // out[t] = table[index[t]]
+struct EmbedArgs {  // out[t] = table[index[t]]
   RawMatrix table;
-  bool by_position;     // index = positions instead of tokens
+  bool by_position;  // index = positions instead of tokens
   Matrix out;
 };
 struct RmsNormArgs {
@@ -134,14 +136,14 @@ struct MatmulArgs {
   PackedMatrix weight;
   const std::byte* activations;
   int64_t activation_row_bytes;
-  const float* bias;    // [N] or nullptr
+  const float* bias;  // [N] or nullptr
   Matrix out;
 };
 struct RopeArgs {
-  Matrix x, out;        // out may be x
+  Matrix x, out;  // out may be x
   int64_t heads, rotary_dim;
   bool interleaved;
-  const float *cos, *sin;  // [max position, rotary_dim / 2]
+  const float *cos, *sin;     // [max position, rotary_dim / 2]
   int64_t decode_offset = 0;  // −1 plants a fault: steps of single tokens turn too early
 };
 struct KVWriteArgs {
@@ -154,8 +156,8 @@ struct AttendArgs {
   const KVMemory* memory;
   int64_t group, layer, heads;
   float scale;
-  int64_t window;       // 0 = none
-  float soft_cap;       // 0 = none
+  int64_t window;  // 0 = none
+  float soft_cap;  // 0 = none
   // Faults to plant (0 in every real program): positions seen beyond the query's own, and how far
   // the map from query heads to KV heads is shifted.
   int64_t last_offset = 0, head_shift = 0;
@@ -164,14 +166,14 @@ struct GatedArgs {
   Matrix gate, up, out;
   GateKind kind;
 };
-struct UnaryArgs {      // gelu, scale (value), soft_cap (value), copy, exp
+struct UnaryArgs {  // gelu, scale (value), soft_cap (value), copy, exp
   Matrix x, out;
   float value;
 };
-struct BinaryArgs {     // add
+struct BinaryArgs {  // add
   Matrix a, b, out;
 };
-struct RowsArgs {       // out[i] = x[rows[i]]
+struct RowsArgs {  // out[i] = x[rows[i]]
   Matrix x, out;
 };
 
@@ -215,6 +217,12 @@ struct KernelTable {
 
 // Each kernel file defines its functions in namespace HR_ISA; kernels/table.cpp gathers them.
 // dispatch.cpp picks a table from CPUID and HEADRACE_ISA.
-namespace avx2 { const headrace::KernelTable& kernels(); }
-namespace avx512 { const headrace::KernelTable& kernels(); }
-namespace avx512bf16 { const headrace::KernelTable& kernels(); }
+namespace avx2 {
+const headrace::KernelTable& kernels();
+}
+namespace avx512 {
+const headrace::KernelTable& kernels();
+}
+namespace avx512bf16 {
+const headrace::KernelTable& kernels();
+}
