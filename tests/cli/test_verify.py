@@ -96,9 +96,15 @@ def test_every_model_passes_the_whole_ladder(name: str) -> None:
 
 @pytest.mark.large
 @pytest.mark.parametrize("name", list(ALIASES))
-@pytest.mark.parametrize("isa", core().available_isas())
-@pytest.mark.parametrize("threads", ["1", "2"])
-@pytest.mark.parametrize("kv", ["bf16", "f16"])
+@pytest.mark.parametrize(
+    ("isa", "threads", "kv"),
+    [
+        ("avx2", "1", "bf16"),
+        ("avx2", "2", "f16"),
+        (core().available_isas()[-1], "1", "f32"),
+        (core().available_isas()[-1], "2", "bf16"),
+    ],
+)
 def test_every_level_and_thread_count(name: str, isa: str, threads: str, kv: str) -> None:
     assert_passed(
         verify(

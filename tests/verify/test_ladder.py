@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
+from headrace.errors import UsageError
 from headrace.verify import ladder
 from headrace.verify.exact import EXACT_RUNGS
 from headrace.verify.result import RungResult, difference
@@ -103,6 +108,44 @@ def test_what_did_not_run_is_named_and_nothing_is_not_a_pass() -> None:
     )
     assert set(report.not_run) == set(ladder.REFERENCE_RUNGS)
     assert not report.passed
+
+
+def test_without_torch_the_report_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ladder, "has_reference", lambda: False)
+    program = small_program()
+    report = ladder.run_ladder(
+        Subject(program, program.vocab_size),
+        only=lambda name: name in ("whole = chunked", "op by op"),
+    )
+    assert report.passed
+    assert "pip install 'headrace[torch]'" in report.not_run["op by op"]
+
+
+def test_exact_rungs_import_no_torch() -> None:
+    script = """
+import sys
+from headrace.verify.ladder import run_ladder
+from headrace.verify.subject import Subject
+from small_program import small_program
+program = small_program()
+subject = Subject(program, program.vocab_size, num_threads=1)
+assert run_ladder(subject, reference=False, only=lambda name: "chunked" in name).passed
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_context_too_short_to_verify_is_refused() -> None:
+    program = dataclasses.replace(small_program(), max_context=100)
+    with pytest.raises(UsageError, match="context of 100 positions is too short to verify"):
+        Subject(program, program.vocab_size).check()
 
 
 def test_every_rung_says_what_its_failure_suggests() -> None:

@@ -26,8 +26,8 @@ _BLOCK = 32
 
 
 def round_activations(x: Tensor, kind: ActivationKind) -> Tensor:
-    """x [rows, K] as a matmul of `kind` reads it, in x's own type; the same operands, bit for bit,
-    that the native path makes of float32 input."""
+    """x [rows, K] as a matmul of `kind` reads it, in x's own type. In float64: the very operands,
+    bit for bit, that the native path makes of float32 input."""
     if kind is ActivationKind.F32:
         return x
     if kind is ActivationKind.BF16:
@@ -38,9 +38,8 @@ def round_activations(x: Tensor, kind: ActivationKind) -> Tensor:
     limit = torch.full_like(largest, 127.0)
     codes = torch.round(blocks * (limit / largest)).clamp(-127, 127)
     # In float64 the product of a code and a float32 scale is exact.
-    values = codes.to(torch.float64) * (largest / limit).to(torch.float64)
-    values = torch.where(largest < 2.0**-120, torch.zeros_like(values), values)
-    return values.reshape(x.shape).to(x.dtype)
+    values = codes.to(x.dtype) * (largest / limit).to(x.dtype)
+    return values.masked_fill(largest < 2.0**-120, 0.0).reshape(x.shape)
 
 
 def scaled_queries(q: Tensor, scale: float, kv_format: KVFormat) -> Tensor:
