@@ -309,11 +309,22 @@ def test_an_unknown_repository_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         ("hf:../../etc:x", "no Hub repository"),
         ("", "no model"),
         ("a\0b", "no model"),
+        ("~nobody-has-this-name/x.gguf", "no usable path"),
     ],
 )
 def test_bad_names_get_one_clear_sentence(name: str, words: str) -> None:
     with pytest.raises(ModelSourceError, match=words):
         resolve(name, offline=True)
+
+
+@pytest.mark.parametrize("variable", ["HEADRACE_CACHE", "XDG_CACHE_HOME"])
+def test_a_cache_in_an_unknown_home_is_named(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HEADRACE_CACHE")
+    monkeypatch.setenv(variable, "~nobody-has-this-name/cache")
+    with pytest.raises(UsageError, match="~nobody-has-this-name/cache"):
+        resolve("smollm2-135m", offline=True)
 
 
 def test_paths_are_taken_as_they_are(tmp_path: Path) -> None:

@@ -125,10 +125,13 @@ def test_padded_ids_are_no_tokens(tmp_path: Path) -> None:
         ({"model": 3}, "model is missing"),
         ({"pre": "unheard-of"}, "'unheard-of' is not supported"),
         ({"pre": None}, "does not name its pre-tokenizer"),
+        ({"pre": np.array([1, 2])}, "pre must be a text"),
         ({"tokens": None}, "tokens is missing"),
         ({"tokens": []}, "tokens is empty"),
         ({"tokens": "text"}, "must be an array"),
         ({"token_type": np.array([1], dtype=np.int32)}, "1 entries for 258"),
+        ({"token_type": ["a"] * 258}, "token_type holds 'a'"),
+        ({"token_type": np.full(258, np.nan)}, "token_type holds nan"),
         ({"tokens": ["x" * 70_000] * 258}, "a token of 70000 characters"),
         ({"merges": None}, "merges is missing"),
         ({"merges": ["he"]}, "no pair"),
@@ -139,14 +142,15 @@ def test_padded_ids_are_no_tokens(tmp_path: Path) -> None:
         ({"bos_token_id": 10**9}, "bos_token_id is"),
         ({"add_bos_token": "yes"}, "true or false"),
         ({"model": "llama", "scores": None}, "scores is missing"),
-        ({"model": "llama", "scores": np.array([np.nan] * 258)}, "not finite"),
+        ({"model": "llama", "scores": np.array([np.nan] * 258)}, "no finite number"),
+        ({"model": "llama", "scores": ["1"] * 258}, "no finite number"),
         ({"model": "llama", "scores": np.zeros(3)}, "3 entries for 258"),
     ],
 )
 def test_hostile_metadata_is_refused_by_key(
     changes: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ModelFileError, match=words):
+    with pytest.raises(ModelFileError, match=rf"nowhere\.gguf: .*{words}"):
         load_tokenizer(tiny(**changes), cache=tmp_path)
 
 
@@ -225,6 +229,32 @@ def test_damaged_hugging_face_files(
         (tmp_path / name).write_text(text)
     with pytest.raises(ModelFileError, match=words):
         load_tokenizer(Directory(str(tmp_path)), cache=tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("decoder", True),
+        ("model", 2**31),
+        ("model", {"type": "BPE", "vocab": {"a": None}, "merges": []}),
+        ("model", {"type": "BPE", "vocab": {"a": 9_999_999}, "merges": []}),
+        ("version", "\ud800"),
+        ("added_tokens", 1.5),
+        ("added_tokens", ["<s>"]),
+        ("post_processor", "x"),
+        ("post_processor", {"type": "TemplateProcessing", "single": [None]}),
+        ("post_processor", {"type": "TemplateProcessing", "single": [{"SpecialToken": 1}]}),
+    ],
+)
+def test_values_of_the_wrong_type_in_a_tokenizer_json(
+    place: str, value: object, vocabulary: Callable[[str], Tokenizer], tmp_path: Path
+) -> None:
+    export_tokenizer(vocabulary("gpt-2"), tmp_path)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {place: value}))
+    with pytest.raises(ModelFileError, match=r"token"):
+        load_tokenizer(Directory(str(tmp_path)), cache=tmp_path / "c")
+    assert not (tmp_path / "c").exists()
 
 
 @pytest.mark.torch

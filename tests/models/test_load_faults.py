@@ -379,6 +379,7 @@ BAD_HF: list[tuple[str, str, object]] = [
     ("llama", "hidden_act", "relu"),
     ("llama", "mlp_bias", True),
     ("llama", "num_hidden_layers", 3.5),
+    ("llama", "rms_norm_eps", 10**400),
     ("llama", "vocab_size", None),
     ("llama", "tie_word_embeddings", "yes"),
     ("llama", "quantization_config", {"quant_method": "awq"}),

@@ -13,15 +13,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from headrace.errors import UsageError
+
 
 def cache_root() -> Path:
-    """The cache directory of this user (absolute; may not exist yet)."""
+    """The cache directory of this user (absolute; may not exist yet). Raises UsageError where it
+    lies in a home directory that the system does not know."""
     named = os.environ.get("HEADRACE_CACHE")
-    if named:
-        return Path(named).expanduser().absolute()
     xdg = os.environ.get("XDG_CACHE_HOME")
-    base = Path(xdg).expanduser() if xdg else Path.home() / ".cache"
-    return base.absolute() / "headrace"
+    try:
+        if named:
+            return Path(named).expanduser().absolute()
+        base = Path(xdg).expanduser() if xdg else Path.home() / ".cache"
+        return base.absolute() / "headrace"
+    except RuntimeError:
+        raise UsageError(
+            f"the cache directory {named or xdg or '~/.cache'} lies in a home directory that does "
+            "not exist; set HEADRACE_CACHE to another one"
+        ) from None
 
 
 def models_dir() -> Path:

@@ -193,12 +193,12 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
 def _user_template(override: str) -> str:
     if "{%" in override or "{{" in override:
         return override
-    path = Path(override).expanduser()
     try:
+        path = Path(override).expanduser()
         if path.stat().st_size > MAX_SOURCE:
             raise UsageError(f"the chat template {override} is larger than {MAX_SOURCE} bytes")
         return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~ of an unknown user
         raise UsageError(f"the chat template {override!r} can not be read: {error}") from error
 
 

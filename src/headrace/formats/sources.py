@@ -55,11 +55,11 @@ def resolve(name: str, *, offline: bool | None = None, progress: Reporter | None
         return _resolve_alias(ALIASES[name], off, reporter)
     if name.startswith("hf:"):
         return _resolve_hub(name[3:], off, reporter)
-    path = Path(name).expanduser()
     try:
+        path = Path(name).expanduser()
         if name and path.exists():
             return path
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~ of an unknown user
         raise ModelSourceError(f"{name!r} is no usable path: {error}") from error
     if _HUB_ID.fullmatch(name) and not name.endswith((".gguf", ".safetensors", ".bin")):
         return _resolve_hub(name, off, reporter)

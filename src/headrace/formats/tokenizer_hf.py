@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.errors import ModelFileError
 from headrace.formats.tokenizer import TokenizerInfo
-from headrace.formats.vocabulary import END_TOKENS
+from headrace.formats.vocabulary import END_TOKENS, MAX_TOKENS
 
 #: Every file that has a say, so that a cache knows when one changes.
 HF_FILES = (
@@ -100,7 +100,7 @@ def _text_ids(document: Mapping[str, Any]) -> dict[str, int]:
             ids[str(token["content"])] = int(token["id"])
         except (KeyError, TypeError, ValueError) as error:
             raise ModelFileError("tokenizer.json holds a damaged added token") from error
-    if any(not 0 <= i < 10_000_000 for i in ids.values()):
+    if any(not 0 <= i < MAX_TOKENS for i in ids.values()):
         raise ModelFileError("tokenizer.json holds a token id out of range")
     return ids
 

@@ -16,7 +16,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headrace.errors import ModelFileError
 from headrace.formats.cache_dirs import atomic_write, tokenizers_dir
+from headrace.formats.files import shorten
 from headrace.formats.token_pieces import token_pieces
 from headrace.formats.token_table import SPECIAL, TokenTable, map_table, pack_table, unpack_table
 from headrace.formats.tokenizer import Tokenizer, TokenizerInfo, return_free_memory
@@ -74,8 +76,26 @@ def load_tokenizer(checkpoint: ModelFiles, *, cache: Path | None = None) -> Toke
     return tokenizer
 
 
+#: What reading free-form values raises when one has not the type that its place asks for.
+_DAMAGE = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
+
+
 def _build(checkpoint: ModelFiles) -> tuple[bytes, bytes]:
-    """(tokenizers JSON, packed table) of a model, from its files."""
+    """(tokenizers JSON, packed table) of a model, from its files. Raises ModelFileError, naming the
+    model, whatever is wrong with them."""
+    try:
+        return _read(checkpoint)
+    except ModelFileError as error:
+        named = checkpoint.source in str(error)
+        raise error if named else ModelFileError(f"{checkpoint.source}: {error}") from error
+    except _DAMAGE as error:
+        raise ModelFileError(
+            f"{checkpoint.source}: the tokenizer is damaged ({type(error).__name__}: "
+            f"{shorten(str(error))}); download the model again"
+        ) from error
+
+
+def _read(checkpoint: ModelFiles) -> tuple[bytes, bytes]:
     if checkpoint.kind == "gguf":
         vocab = read_vocabulary(checkpoint.metadata, checkpoint.architecture)
         text = build_tokenizer_json(vocab)

@@ -139,6 +139,8 @@ def _text(metadata: Mapping[str, Any], key: str) -> str:
 
 def _pre_name(metadata: Mapping[str, Any], architecture: str) -> str:
     pre = metadata.get(_PREFIX + "pre")
+    if pre is not None and not isinstance(pre, str):
+        raise ModelFileError(f"{_PREFIX}pre must be a text")
     if pre is None or pre == "default":
         pre = PRE_BY_ARCHITECTURE.get(architecture)
         if pre is None:
@@ -149,7 +151,7 @@ def _pre_name(metadata: Mapping[str, Any], architecture: str) -> str:
     if pre not in PRE_TOKENIZERS:
         known = ", ".join(sorted(PRE_TOKENIZERS))
         raise ModelFileError(f"the pre-tokenizer {pre!r} is not supported (supported: {known})")
-    return str(pre)
+    return pre
 
 
 def _array(metadata: Mapping[str, Any], key: str, limit: int) -> Sequence[Any]:
@@ -167,7 +169,7 @@ def _array(metadata: Mapping[str, Any], key: str, limit: int) -> Sequence[Any]:
 def _types(metadata: Mapping[str, Any], num_tokens: int) -> list[int]:
     if metadata.get(_PREFIX + "token_type") is None:
         return [NORMAL] * num_tokens
-    types = [int(t) for t in _array(metadata, "token_type", MAX_TOKENS)]
+    types = [_token_type(t) for t in _array(metadata, "token_type", MAX_TOKENS)]
     if len(types) != num_tokens:
         raise ModelFileError(
             f"tokenizer.ggml.token_type has {len(types)} entries for {num_tokens} tokens"
@@ -175,15 +177,21 @@ def _types(metadata: Mapping[str, Any], num_tokens: int) -> list[int]:
     return types
 
 
+def _token_type(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ModelFileError(f"{_PREFIX}token_type holds {value!r:.80}, which is no integer")
+    return value
+
+
 def _scores(metadata: Mapping[str, Any], num_ids: int) -> list[float]:
-    scores = [float(s) for s in _array(metadata, "scores", MAX_TOKENS)]
+    scores = _array(metadata, "scores", MAX_TOKENS)
     if len(scores) < num_ids:
         raise ModelFileError(
             f"tokenizer.ggml.scores has {len(scores)} entries for {num_ids} tokens"
         )
-    if not all(map(math.isfinite, scores)):
-        raise ModelFileError("tokenizer.ggml.scores holds a value that is not finite")
-    return scores[:num_ids]
+    if not all(isinstance(s, int | float) and math.isfinite(s) for s in scores):
+        raise ModelFileError("tokenizer.ggml.scores holds a value that is no finite number")
+    return [float(s) for s in scores[:num_ids]]
 
 
 def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:

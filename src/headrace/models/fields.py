@@ -63,7 +63,7 @@ class Fields:
         value = self._uniform(name, self.get(name))
         if value is None:
             return self._default(name, default)
-        number = float(value) if _is_number(value) else math.nan
+        number = _float(value) if _is_number(value) else math.nan
         if not low <= number <= high:
             raise self.error(name, f"is {_show(value)}, expected a number in {low:g} … {high:g}")
         return number
@@ -144,6 +144,14 @@ def _is_integer(value: object) -> TypeGuard[int]:
 
 def _is_number(value: object) -> TypeGuard[float]:
     return _is_integer(value) or isinstance(value, float | np.floating)
+
+
+def _float(value: float) -> float:
+    """The nearest float; infinite for an integer beyond them (JSON sets no limit)."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.copysign(math.inf, value > 0 or -1)
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[object]]:
