@@ -27,8 +27,10 @@ Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 Int32 = npt.NDArray[np.int32]
 
-#: Mass below which the rest counts as empty: rounding noise of the float32 recording.
-MIN_REST = 1e-7
+#: Below these the rest counts as empty: of the reference, the rounding of its stored logits; of the
+#: candidate, the rounding of float64 sums.
+MIN_REST_P = 1e-7
+MIN_REST_Q = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +91,8 @@ def partition_kl(log_p: Float64, log_q: Float64) -> Float64:
     p, q = np.exp(log_p), np.exp(log_q)
     rest_p, rest_q = 1 - p.sum(axis=1), 1 - q.sum(axis=1)
     kept = (p * (log_p - log_q)).sum(axis=1)
-    some = rest_p > MIN_REST
-    floored = np.maximum(rest_q, MIN_REST)
+    some = rest_p > MIN_REST_P
+    floored = np.maximum(rest_q, MIN_REST_Q)
     rest = np.where(some, rest_p * np.log(np.where(some, rest_p, 1.0) / floored), 0.0)
     result: Float64 = np.maximum(kept + rest, 0.0)
     return result
