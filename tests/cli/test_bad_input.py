@@ -38,6 +38,18 @@ def assert_clean(result: subprocess.CompletedProcess[str], code: int, *words: st
         assert word in message, f"{word!r} is not in: {message}"
 
 
+def shell(line: str, *, ascii_only: bool = False) -> subprocess.CompletedProcess[str]:
+    """`headrace LINE` through a shell, for what only a shell can do with its streams."""
+    source = str(Path(__file__).parents[2] / "src")
+    environment = os.environ | {"PYTHONPATH": source, "NO_COLOR": "1"}
+    if ascii_only:
+        environment["PYTHONIOENCODING"] = "ascii"
+    return subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m headrace.cli.main {line}"],
+        capture_output=True, text=True, env=environment, timeout=120, check=False,
+    )  # fmt: skip
+
+
 def write(path: Path, content: bytes) -> str:
     path.write_bytes(content)
     return str(path)
@@ -155,3 +167,29 @@ def test_a_truncated_real_model_is_named(tmp_path: Path) -> None:
 
 def test_unknown_command() -> None:
     assert_clean(headrace("genrate"), 2, "genrate")
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("models list >&-", 0, ""),
+        ("models list 2>&-", 0, ""),
+        ("models list | head -c 1 >/dev/null; exit ${PIPESTATUS[0]}", 0, ""),
+        ("models list >/dev/full", 1, "headrace: No space left on device\n"),
+        ("env >/dev/full", 1, "headrace: No space left on device\n"),
+        ("perplexity nowhere.gguf - <&-", 1, "headrace: nowhere.gguf does not exist\n"),
+    ],
+)
+def test_streams_that_are_closed_or_full(line: str, code: int, said: str) -> None:
+    result = shell(line)
+    assert result.returncode == code, result.stderr
+    assert result.stderr == said
+
+
+@pytest.mark.models
+def test_stdout_that_can_not_spell_the_text() -> None:
+    line = "generate smollm2-135m -p '日本語: 東京、東京、東京、東京、' -n 8"
+    result = shell(line, ascii_only=True)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "?" in result.stdout
+    assert result.stdout.isascii()

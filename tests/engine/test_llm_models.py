@@ -228,6 +228,18 @@ def test_a_dropped_stream_does_not_run_on(smol: LLM) -> None:
     assert not smol.engine.has_work
 
 
+def test_a_dropped_stream_leaves_no_deltas_behind(smol: LLM) -> None:
+    stream = smol.stream(PROMPTS[0], GREEDY)
+    request = stream.request
+    one(smol, PROMPTS[1].replace(" ", "  "))  # both run; the stream's deltas wait for a reader
+    while not request.finished:
+        smol._step()
+    assert request.request_id in smol._streams
+    del stream
+    one(smol, PROMPTS[1])
+    assert request.request_id not in smol._streams
+
+
 def test_threads_share_the_engine(smol: LLM) -> None:
     want = [one(smol, p).text for p in PROMPTS]
     with ThreadPoolExecutor(4) as pool:

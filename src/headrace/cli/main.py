@@ -6,6 +6,7 @@ or a request, 2 wrong usage, 130 interrupted. Nothing heavy is imported before a
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -56,18 +57,51 @@ app.add_typer(models_app, name="models")
 
 def run(arguments: list[str]) -> int:
     """Runs one command line; returns the exit code and prints one sentence per error."""
+    _prepare_streams()
+    try:
+        code = _dispatch(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader left (`| head`): not an error
+        _forget_stdout()
+        return 0
+    except OSError as error:  # mostly stdout itself: a full disk
+        _forget_stdout()
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"headrace: {where}{error.strerror or error}", file=sys.stderr)
+    except MemoryError:
+        print("headrace: there is not enough memory for this", file=sys.stderr)
+    return 1
+
+
+def _dispatch(arguments: list[str]) -> int:
     try:
         app(arguments)
     except SystemExit as end:  # how typer reports usage errors, interrupts and plain success
+        if isinstance(end.__context__, BrokenPipeError):  # which typer turns into a plain 1
+            raise end.__context__ from None
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except HeadraceError as error:
         sys.stdout.flush()
         print(f"headrace: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
-    except BrokenPipeError:
-        # The reader left (`| head`): not an error; keep the interpreter from flushing into it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def _prepare_streams() -> None:
+    """A stream that the caller closed becomes the null device, and what a stream's encoding cannot
+    write becomes a question mark."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (stays open)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _forget_stdout() -> None:
+    """Keeps the interpreter from flushing into a stdout that takes nothing, when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main() -> None:

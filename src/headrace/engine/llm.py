@@ -96,7 +96,7 @@ class LLM:
         self._template: ChatTemplate | None = None
         self._lock = threading.RLock()
         self._streams: dict[int, deque[Delta]] = {}
-        self._abandoned: deque[Request] = deque()  # of streams that were dropped unfinished
+        self._abandoned: deque[Request] = deque()  # of streams that were dropped before their end
         self._num_sessions = 0
 
     # ---- whole results ----------------------------------------------------------------------
@@ -333,7 +333,7 @@ class Stream:
 
     def __del__(self) -> None:
         # Any thread, any moment: only leave a note, which the next step reads.
-        if not self.request.finished:
+        if self.request.request_id in self._llm._streams:
             self._llm._abandoned.append(self.request)
 
     def __enter__(self) -> Stream:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import NativeError, UsageError
+from headrace.errors import CapacityError, NativeError, UsageError
 from headrace.ops.batch import Batch
 from headrace.ops.contract import Rows
 from headrace.ops.fuse import fuse
@@ -117,13 +117,14 @@ class NativeModel:
         return self._hidden[: self._num_tokens]
 
     def allocate_kv(self, num_blocks: Sequence[int], block_size: int, fmt: KVFormat) -> None:
-        """See Executor. block_size: a multiple of 16. Raises UsageError."""
+        """See Executor. block_size: a multiple of 16. Raises UsageError,
+        or CapacityError where there is no memory."""
         try:
             self._program.allocate_kv(list(num_blocks), block_size, NATIVE_KV_FORMATS[fmt])
         except ValueError as error:
             raise UsageError(f"KV cache: {error}.") from error
         except MemoryError as error:
-            raise UsageError("KV cache: the system refuses that much address space.") from error
+            raise CapacityError("KV cache: the system refuses that much address space.") from error
 
     def copy_blocks(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
         try:
