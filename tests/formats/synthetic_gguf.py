@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from headrace.formats.cache_dirs import models_dir
+from headrace.formats.sources import resolve
 from headrace.quant.formats import FORMATS
 
 
@@ -84,7 +84,5 @@ def floats(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def real_model(alias: str) -> Path:
-    """The GGUF file of one of the real models in the local cache."""
-    files = sorted((models_dir() / alias).glob("*.gguf"))
-    assert files, f"{alias} is not in {models_dir()}; run `headrace models pull {alias}`"
-    return files[0]
+    """The GGUF file of one of the real models; fetched on first use."""
+    return resolve(alias)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from headrace.formats.checkpoint import open_checkpoint
+from headrace.formats.sources import resolve
 from headrace.models.load import LoadedModel, load
 from headrace.native import _core
 from headrace.ops.kv import KVFormat
@@ -24,10 +25,7 @@ B = 16
 
 
 def opened(name: str) -> LoadedModel:
-    directory = Path.home() / ".cache" / "headrace" / "models" / name
-    files = sorted(directory.glob("*.gguf"))
-    assert files, f"{name} is not in {directory}; fetch it with `headrace models pull {name}`"
-    return load(open_checkpoint(files[0]))
+    return load(open_checkpoint(resolve(name)))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -85,9 +83,8 @@ print(anonymous(), native.weights.num_bytes, kv)
 
 @pytest.mark.parametrize("name", MODELS)
 def test_anonymous_memory_is_packed_weights_kv_and_little_more(name: str) -> None:
-    files = sorted((Path.home() / ".cache" / "headrace" / "models" / name).glob("*.gguf"))
     done = subprocess.run(
-        [sys.executable, "-c", _MEMORY, str(files[0])],
+        [sys.executable, "-c", _MEMORY, str(resolve(name))],
         env={"PYTHONPATH": "src:tests", "HOME": str(Path.home())},
         cwd=Path(__file__).parents[2],
         capture_output=True,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import llama_cpp
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 
@@ -18,6 +17,9 @@ class LlamaCpp:
     def __init__(
         self, path: Path, *, kv: str = "f16", num_ctx: int = 512, num_threads: int = 1
     ) -> None:
+        import llama_cpp  # built by `make test-models` only
+
+        self._library = llama_cpp
         self._model = llama_cpp.Llama(
             str(path),
             n_ctx=num_ctx,
@@ -35,7 +37,7 @@ class LlamaCpp:
 
     def logits(self, ids: Sequence[int], num_rows: int) -> np.ndarray:
         """Logits [num_rows, V] float32 of the last rows of `ids`, one prefill on an empty cache."""
-        context = self._model.ctx
+        llama_cpp, context = self._library, self._model.ctx
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
         batch = llama_cpp.llama_batch_init(len(ids), 0, 1)
         try:
@@ -60,6 +62,8 @@ def tokenize(path: Path, texts: Sequence[str], add_special: Sequence[bool]) -> l
 
     add_special: whether the model's own BOS rule applies (not to rendered chat templates).
     """
+    import llama_cpp
+
     vocabulary = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
     return [
         vocabulary.tokenize(text.encode(), add_bos=special, special=True)

@@ -13,8 +13,10 @@ import gguf
 import numpy as np
 from gguf.quants import dequantize, quantize
 
+from headrace.formats.cache_dirs import cache_root
+
 SKIPPED = ("GGUF.version", "GGUF.tensor_count", "GGUF.kv_count", "general.architecture")
-TEST_DATA = Path.home() / ".cache" / "headrace" / "test-data"
+TEST_DATA = cache_root() / "test-data"
 
 
 def q8_0_copy(source: Path, directory: Path = TEST_DATA) -> Path:

@@ -8,7 +8,8 @@ from pathlib import Path
 from q8_0 import q8_0_copy
 from recording import DIRECTORY
 
-MODELS = Path.home() / ".cache" / "headrace" / "models"
+from headrace.formats.sources import resolve
+
 ALIASES = ("smollm2-135m", "gemma3-270m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
 
 
@@ -28,11 +29,9 @@ class RecordedModel:
         return DIRECTORY / f"{self.name}.npz"
 
     def path(self) -> Path:
-        """The GGUF file; a copy is made on first use. FileNotFoundError: it was never pulled."""
-        files = sorted((MODELS / self.alias).glob("*.gguf"))
-        if not files:
-            raise FileNotFoundError(f"{self.alias} is missing: headrace models pull {self.alias}")
-        return q8_0_copy(files[0]) if self.q8_0 else files[0]
+        """The GGUF file, fetched on first use; a copy is made on first use."""
+        file = resolve(self.alias)
+        return q8_0_copy(file) if self.q8_0 else file
 
 
 ALL = tuple(RecordedModel(alias, q8) for alias in ALIASES for q8 in (False, True))
