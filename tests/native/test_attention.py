@@ -302,6 +302,7 @@ def test_bad_arguments_are_named() -> None:
         ({"heads": 3}, "q does not have"),
         ({"positions": at - 1}, "a position is negative"),
         ({"spans": np.array([0, 19], np.int32)}, "spans do not cover"),
+        ({"window": -1}, "window is negative"),
     ):
         with pytest.raises(ValueError, match=message):
             attend(**changes)
@@ -309,3 +310,5 @@ def test_bad_arguments_are_named() -> None:
         _core.ops.KV(paged.memory, 1, 1, 1, 8, 1, 8, 8)
     with pytest.raises(ValueError, match="memory does not have"):
         _core.ops.KV(paged.memory[:-2], 1, 2, paged.num_blocks, 16, 1, 8, 8)
+    with pytest.raises(ValueError, match="memory does not have"):
+        _core.ops.KV(paged.memory, 1, 2**60, 2**60, 16, 2**60, 8, 8)

@@ -290,5 +290,12 @@ def test_bad_arguments_are_named() -> None:
         ops.rows(x, np.array([2], np.int32))
     with pytest.raises(ValueError, match="position is outside"):
         ops.rope(x, np.array([0, 9], np.int32), 1, normal((4, 3)), normal((4, 3)))
+    table = random_rows("Q8_0", 4, 64)
+    zero = np.zeros(1, np.int32)
+    for columns in (96, 2**40):
+        with pytest.raises(ValueError, match=r"fewer bytes|below 2\^31"):
+            ops.embed(table, FORMAT_IDS["Q8_0"], columns, zero)
+    with pytest.raises(ValueError, match="whole blocks"):
+        ops.embed(table, FORMAT_IDS["Q8_0"], 33, zero)
     with pytest.raises(ValueError, match="isa="):
         ops.copy(x, isa="sse2")

@@ -12,6 +12,7 @@
 
 #include "bind.h"
 #include "dispatch.h"
+#include "matmul.h"
 #include "pool.h"
 
 namespace headrace {
@@ -107,12 +108,17 @@ Out rows(const In<float, 2>& x, const In<int32_t, 1>& index, const Isa& isa, int
 Out embed(const In<uint8_t, 2>& table, int format, int64_t columns, const In<int32_t, 1>& index,
           bool by_position, const Isa& isa, int threads) {
   require(format >= 0 && format <= static_cast<int>(Format::Q6_K), "format is unknown");
-  require(columns > 0, "columns must be positive");
+  constexpr int64_t kMostColumns = int64_t{1} << 31;
+  const auto stored = static_cast<Format>(format);
+  require(columns > 0 && columns < kMostColumns && columns % geometry(stored).k == 0,
+          "columns must be positive, below 2^31 and whole blocks of the format");
+  require(static_cast<int64_t>(table.shape(1)) >= file_row_bytes(stored, columns),
+          "a row of the table has fewer bytes than its columns take");
   NewMatrix out(index.shape(0), static_cast<size_t>(columns));
   Step step = step_of(index.shape(0));
   (by_position ? step.positions : step.tokens) = index.data();
-  const EmbedArgs args{RawMatrix{static_cast<Format>(format), static_cast<int64_t>(table.shape(0)),
-                                 columns, static_cast<int64_t>(table.shape(1)), table.data()},
+  const EmbedArgs args{RawMatrix{stored, static_cast<int64_t>(table.shape(0)), columns,
+                                 static_cast<int64_t>(table.shape(1)), table.data()},
                        by_position, out.matrix};
   run(&KernelTable::embed, args, step, isa, threads);
   return out.array;
@@ -174,6 +180,13 @@ struct KV {
     require(k_dim > 0 && k_dim % 2 == 0 && v_dim > 0 && v_dim % 2 == 0,
             "k_dim and v_dim must be even");
     require(kv_heads > 0 && layers > 0 && num_blocks > 0, "a count is not positive");
+    // In floating point first: the product of absurd sizes would overflow.
+    const double total = (format == 0 ? 4.0 : 2.0) * static_cast<double>(layers) *
+                         static_cast<double>(num_blocks) * static_cast<double>(block_size) *
+                         static_cast<double>(kv_heads) *
+                         (static_cast<double>(k_dim) + static_cast<double>(v_dim));
+    require(total == static_cast<double>(bytes.shape(0)),
+            "memory does not have layers · num_blocks · block bytes");
     const int64_t element = format == 0 ? 4 : 2, keys = kv_heads * block_size * k_dim * element,
                   values = kv_heads * block_size * v_dim * element;
     memory = KVMemory{static_cast<KVFormat>(format),
@@ -186,8 +199,6 @@ struct KV {
                       keys + values,
                       keys,
                       reinterpret_cast<std::byte*>(bytes.data())};
-    require(static_cast<int64_t>(bytes.shape(0)) == layers * memory.layer_stride,
-            "memory does not have layers · num_blocks · block bytes");
     num_layers = layers;
   }
   Bytes owner;
@@ -230,6 +241,7 @@ Out attend(const KV& kv, int64_t layer, const In<float, 2>& q, const In<int32_t,
     require(positions(t) >= 0, "a position is negative");
     max_context = std::max<int64_t>(max_context, positions(t) + int64_t{1});
   }
+  require(window >= 0, "window is negative");
   NewMatrix out(q.shape(0), static_cast<size_t>(heads * m.v_dim));
   const GroupStep group{nullptr, block_tables.data(), nullptr,
                         static_cast<int64_t>(block_tables.shape(1))};
