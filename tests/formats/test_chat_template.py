@@ -227,6 +227,32 @@ HOSTILE = {
 }
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ '{:>999999999}'.format(1) }}",
+        "{{ '{:>{}}'.format(1, 999999999) }}",
+        "{{ '{a:>{b}}'.format_map({'a': 1, 'b': 999999999}) }}",
+        "{{ ('{:>{}}' | attr('format'))(1, 999999999) }}",
+    ],
+)
+def test_format_methods_are_refused_before_they_write(source: str) -> None:
+    with pytest.raises(ModelFileError, match=r"pads a text to an? (absurd|computed) length"):
+        ChatTemplate(source, {}, "hostile").render([{"role": "user", "content": "x"}])
+
+
+def test_harmless_format_methods_work() -> None:
+    source = "{{ '{:>4}|{{}}|{a}'.format(1, a=2) }}"
+    assert ChatTemplate(source, {}, "t").render([{"role": "user", "content": "x"}]) == "   1|{}|2"
+
+
+def test_what_an_expression_raises_is_the_template_s_fault() -> None:
+    with pytest.raises(PromptError, match="does not take these messages"):
+        ChatTemplate("{{ '1e999' | float | int }}", {}, "t").render(
+            [{"role": "user", "content": "x"}]
+        )
+
+
 @pytest.mark.parametrize("attack", sorted(HOSTILE))
 def test_hostile_templates_end_in_a_model_error(attack: str) -> None:
     with pytest.raises((ModelFileError, PromptError)):

@@ -48,7 +48,7 @@ class CompiledTemplate:
             raise ModelFileError(
                 f"the chat template ({self._origin}) is refused: {type(error).__name__}"
             ) from error
-        except (TypeError, ValueError, LookupError, AttributeError) as error:
+        except Exception as error:  # a template can raise whatever its expressions raise
             reason = str(error)
         raise PromptError(f"the chat template does not take these messages: {reason}")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
@@ -181,9 +182,10 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         self.budget.tick()
-        owner = getattr(obj, "__self__", None)
+        method = getattr(obj, "__wrapped__", obj)  # jinja2 wraps str.format and format_map
+        owner = getattr(method, "__self__", None)
         if isinstance(owner, str):
-            _check_text_method(getattr(obj, "__name__", ""), owner, args, kwargs, self.budget)
+            _check_text_method(getattr(method, "__name__", ""), owner, args, kwargs, self.budget)
         return super().call(context, obj, *args, **kwargs)
 
     def _finalize(self, value: object) -> object:
@@ -282,9 +284,12 @@ def _check_format(values: Iterable[object]) -> None:
                 digits = digits + 1 if character.isdigit() else 0
                 if digits > 4 and ("%" in value or "{" in value):
                     raise TemplateLimitError("it pads a text to an absurd length")
-            if "%" in value and "*" in value:
+            if ("%" in value and "*" in value) or _NESTED_FIELD.search(value.replace("{{", "")):
                 raise TemplateLimitError("it pads a text to a computed length")
 
+
+#: A format string with a field inside a field, such as "{:>{}}".
+_NESTED_FIELD = re.compile(r"\{[^{}]*\{")
 
 _PADDING = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
 
