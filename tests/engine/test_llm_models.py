@@ -228,6 +228,34 @@ def test_a_dropped_stream_does_not_run_on(smol: LLM) -> None:
     assert not smol.engine.has_work
 
 
+def test_bad_calls_are_named(smol: LLM) -> None:
+    hello = [{"role": "user", "content": "Hello"}]
+    with pytest.raises(UsageError, match="A model is a name or a path, not int"):
+        LLM(5)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="session is a name, not list"):
+        smol.chat(hello, GREEDY, session=[])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"unknown chat option 'enable_thinking' .* variables="):
+        smol.chat(hello, GREEDY, enable_thinking=True)
+    assert not smol.engine.has_work
+
+
+def test_a_path_is_a_model(smol: LLM) -> None:
+    with LLM(smol.model.path, max_model_len=16, max_num_seqs=1) as llm:
+        assert llm.generate("a", GREEDY.replace(max_tokens=1))[0].finished
+
+
+def test_a_text_beyond_any_context_is_not_tokenized(
+    smol: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> list[int]:
+        raise AssertionError("the text was tokenized")
+
+    text = "word " * (4 * smol.config.max_model_len * smol.tokenizer.max_token_bytes // 5 + 1)
+    monkeypatch.setattr(smol, "encode", never)
+    with pytest.raises(PromptError, match=f"limit is {smol.config.max_model_len} tokens"):
+        smol.generate(text, GREEDY)
+
+
 def test_a_dropped_stream_leaves_no_deltas_behind(smol: LLM) -> None:
     stream = smol.stream(PROMPTS[0], GREEDY)
     request = stream.request

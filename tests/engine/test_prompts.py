@@ -24,7 +24,8 @@ def test_one_prompt_or_many() -> None:
     assert as_prompt_list([[1], [2]]) == [[1], [2]]
     assert as_prompt_list([]) == []
     assert as_prompt_list([""]) == [""]
-    for bad in (b"bytes", 5, None):
+    assert [list(p) for p in as_prompt_list(np.array([[1, 2], [3, 4]]))] == [[1, 2], [3, 4]]
+    for bad in (b"bytes", 5, None, np.array(5)):
         with pytest.raises(PromptError):
             as_prompt_list(bad)
 

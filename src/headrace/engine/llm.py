@@ -10,6 +10,7 @@ steps. All prompts of a call are checked before any is queued.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ from headrace.engine.model import (
 from headrace.engine.outputs import Delta, RequestOutput
 from headrace.engine.params import SamplingParams
 from headrace.engine.prompts import Prompt, TokenPrompt, as_prompt_list, params_list, read_prompt
-from headrace.errors import UsageError
+from headrace.errors import PromptError, UsageError
 from headrace.formats.fetching import Reporter
 from headrace.formats.tokenizer import Tokenizer
 
@@ -45,7 +46,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | OpenModel,
+        model: str | os.PathLike[str] | OpenModel,
         *,
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
@@ -88,8 +89,12 @@ class LLM:
                 **unknown,
             }
         )
+        if isinstance(model, os.PathLike):
+            model = os.fspath(model)
         if isinstance(model, str):
             model = open_model(model, offline=offline, progress=progress)
+        if not isinstance(model, OpenModel):
+            raise UsageError(f"A model is a name or a path, not {type(model).__name__}.")
         self.model: OpenModel = model
         self.engine: Engine = build_engine(model, options, make_executor)
         self._template_override = chat_template
@@ -240,11 +245,22 @@ class LLM:
         items = as_prompt_list(prompts)
         jobs = []
         for item, given in zip(items, params_list(sampling_params, len(items)), strict=True):
-            prompt, params = read_prompt(item, self.encode), given or SamplingParams()
+            prompt, params = read_prompt(item, self._encode_prompt), given or SamplingParams()
             with self._lock:
                 self.engine.check(prompt.token_ids, params)
             jobs.append((prompt, params))
         return jobs
+
+    def _encode_prompt(self, text: str) -> list[int]:
+        """Like encode, but a text that no context of this engine could hold is refused first."""
+        # Composing (NFC) makes at most 4 characters one; a character takes at least a byte.
+        limit = self.config.max_model_len
+        if len(text) > 4 * limit * self.tokenizer.max_token_bytes:
+            raise PromptError(
+                f"The context limit is {limit} tokens, and the prompt has {len(text):,} "
+                f"characters, which cannot fit. Shorten it or raise max_model_len."
+            )
+        return self.encode(text)
 
     def _run(
         self,
@@ -273,6 +289,8 @@ class LLM:
         return [request.output() for request in requests]
 
     def _add(self, prompt: TokenPrompt, params: SamplingParams, session: str | None) -> Request:
+        if session is not None and not isinstance(session, str):
+            raise UsageError(f"session is a name, not {type(session).__name__}.")
         return self.engine.add(prompt.token_ids, params, prompt=prompt.text, session=session)
 
     def _step(self) -> None:

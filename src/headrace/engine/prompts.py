@@ -33,6 +33,8 @@ def as_prompt_list(prompts: object) -> list[Prompt]:
         return [prompts]
     if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
         raise PromptError(f"A prompt is text, ids or a mapping, not {type(prompts).__name__}.")
+    if getattr(prompts, "ndim", 1) == 0:
+        raise PromptError("A prompt is text, ids or a mapping, not a single number.")
     items = list(prompts)
     return [items] if items and all(_is_integer(item) for item in items) else items
 
@@ -76,7 +78,10 @@ def params_list(
 
 
 def _is_integer(item: object) -> bool:
-    return not isinstance(item, bool) and hasattr(item, "__index__")
+    # An array has __index__, too, whatever its shape.
+    return (
+        not isinstance(item, bool) and hasattr(item, "__index__") and not getattr(item, "ndim", 0)
+    )
 
 
 def _ids(values: object) -> list[int]:

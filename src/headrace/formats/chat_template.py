@@ -139,6 +139,10 @@ def _plain_content(content: object, number: int) -> str | None:
     return "".join(texts)
 
 
+#: What encode_chat passes on to ChatTemplate.render.
+RENDER_OPTIONS = ("add_generation_prompt", "continue_final_message", "tools", "variables")
+
+
 def encode_chat(
     tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message], **options: Any
 ) -> list[int]:
@@ -146,6 +150,12 @@ def encode_chat(
 
     Exactly one BOS in front when the tokenizer adds one; otherwise what the template wrote.
     """
+    for name in options:
+        if name not in RENDER_OPTIONS:
+            raise UsageError(
+                f"unknown chat option {name!r} (known: {', '.join(RENDER_OPTIONS)}); names of the "
+                "template's own go into variables={…}"
+            )
     ids = tokenizer.encode(template.render(messages, **options), add_special=False)
     if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
         ids.insert(0, tokenizer.bos_id)

@@ -53,6 +53,11 @@ class TokenTable:
             raise IndexError(f"token id {token_id} is outside 0 … {len(self._kinds) - 1}")
         return bool(self._kinds[token_id] == SPECIAL)
 
+    @property
+    def max_token_bytes(self) -> int:
+        """Bytes of the longest token, at least 1."""
+        return max(1, int(np.diff(self._offsets.astype(np.int64)).max(initial=0)))
+
     def special_ids(self) -> list[int]:
         """All control tokens, ascending."""
         return [int(i) for i in np.flatnonzero(self._kinds == SPECIAL)]

@@ -94,6 +94,11 @@ class Tokenizer:
         return self.info.eos_ids
 
     @property
+    def max_token_bytes(self) -> int:
+        """Bytes of the longest token, at least 1."""
+        return self._table.max_token_bytes
+
+    @property
     def add_bos(self) -> bool:
         """Whether encode(add_special=True) starts with BOS."""
         return self.bos_id is not None and self.bos_id in self.info.prefix_ids
