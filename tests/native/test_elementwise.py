@@ -290,6 +290,8 @@ def test_bad_arguments_are_named() -> None:
         ops.rows(x, np.array([2], np.int32))
     with pytest.raises(ValueError, match="position is outside"):
         ops.rope(x, np.array([0, 9], np.int32), 1, normal((4, 3)), normal((4, 3)))
+    with pytest.raises(ValueError, match="a matrix has no columns"):
+        ops.rows(x[:, :0], np.array([1], np.int32))
     table = random_rows("Q8_0", 4, 64)
     zero = np.zeros(1, np.int32)
     for columns in (96, 2**40):

@@ -163,6 +163,11 @@ def group_changed(name: str, values: object) -> Callable[[Batch], Batch]:
     return change
 
 
+def unaligned(values: np.ndarray) -> np.ndarray:
+    """The same int32 numbers at an odd address."""
+    return np.frombuffer(b"\0" + values.tobytes(), np.uint8)[1:].view(np.int32)
+
+
 ABUSE: dict[str, tuple[Callable[[Batch], Batch], str]] = {
     "no tokens": (changed("tokens", []), r"positions: dimension 1 is 4, not 0"),
     "id too large": (changed("tokens", [1, 2, VOCAB, 3]), rf"tokens\[2\] = {VOCAB}"),
@@ -172,6 +177,7 @@ ABUSE: dict[str, tuple[Callable[[Batch], Batch], str]] = {
     "list of tokens": (lambda b: replace(b, tokens=[1, 2, 3, 4]), "incompatible"),
     "flat positions": (lambda b: replace(b, positions=b.positions[0]), "positions has 1 dim"),
     "strided": (lambda b: replace(b, tokens=np.zeros(8, np.int32)[::2]), "tokens is not C-cont"),
+    "unaligned": (lambda b: replace(b, tokens=unaligned(b.tokens)), "tokens is not aligned"),
     "position too far": (changed("positions", [[0, 1, 2, CONTEXT]]), r"positions\[3\] = 600"),
     "negative position": (changed("positions", [[0, 1, -2, 3]]), r"positions\[2\] = -2"),
     "beyond context": (changed("positions", [[0, 1, 2, 4]]), r"positions\[3\] = 4 is not below"),

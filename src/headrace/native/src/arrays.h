@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 
@@ -46,6 +47,8 @@ const T* elements(const AnyArray& array, const char* name, std::initializer_list
       throw std::invalid_argument(what + " is not C-contiguous");
     step *= static_cast<int64_t>(array.shape(d));
   }
+  if (reinterpret_cast<uintptr_t>(array.data()) % alignof(T) != 0)
+    throw std::invalid_argument(what + " is not aligned");
   return static_cast<const T*>(array.data());
 }
 

@@ -36,7 +36,9 @@ struct NewMatrix {
         owner(data, [](void* p) noexcept { delete[] static_cast<float*>(p); }),
         array(data, {rows, columns}, owner),
         matrix{data, static_cast<int64_t>(columns), static_cast<int64_t>(columns),
-               RowKind::Tokens} {}
+               RowKind::Tokens} {
+    require(columns > 0, "a matrix has no columns");
+  }
   float* data;
   nb::capsule owner;
   Out array;
