@@ -42,6 +42,16 @@ def test_a_pool_starts_and_stops_without_work() -> None:
         assert _core.Pool(3).num_threads == 3
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("num_threads", [2, 3])
+def test_workers_that_fall_asleep_are_woken(num_threads: int) -> None:
+    """Arrivals are spread around the moment at which a waiting worker stops spinning and sleeps: a
+    wake-up that misses it would hang here (one in some 100,000 meetings once did)."""
+    rounds = 300_000 // num_threads
+    for max_pauses in (600, 1500):
+        assert _core.Pool(num_threads).meet(rounds, max_pauses) == rounds * num_threads
+
+
 def program(max_context: int) -> _core.Program:
     return _core.Program(
         _core.Pool(1), isa=None, max_tokens=8, max_requests=2, max_context=max_context

@@ -358,7 +358,10 @@ void register_running(nb::class_<Program>& c) {
 void register_program(nb::module_& m) {
   nb::class_<Pool>(m, "Pool", "Worker threads that run step programs.")
       .def(nb::init<int>(), nb::arg("num_threads"))
-      .def_prop_ro("num_threads", &Pool::count);
+      .def_prop_ro("num_threads", &Pool::count)
+      .def("meet", &Pool::meet, nb::arg("rounds"), nb::arg("max_pauses"),
+           nb::call_guard<nb::gil_scoped_release>(),
+           "All workers meet at a barrier, after random pauses; how often, summed over workers.");
   nb::class_<Matrix>(m, "Matrix").def_ro("columns", &Matrix::columns);
   nb::class_<RopeTable>(m, "RopeTable")
       .def(

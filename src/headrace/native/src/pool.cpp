@@ -25,7 +25,9 @@ void Barrier::wait() {
   const uint32_t phase = phase_.load(std::memory_order_relaxed);
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == count_) {
     arrived_.store(0, std::memory_order_relaxed);
-    phase_.store(phase + 1, std::memory_order_release);
+    // Sequentially consistent, not release: notify_all first looks whether anybody sleeps, and that
+    // load must not pass the store, or a worker that is just lying down is never woken.
+    phase_.store(phase + 1, std::memory_order_seq_cst);
     phase_.notify_all();
   } else {
     wait_while_equal(phase_, phase);
@@ -51,7 +53,7 @@ Pool::~Pool() {
     return;
   }
   state_->stop = true;
-  state_->epoch.fetch_add(1, std::memory_order_release);
+  state_->epoch.fetch_add(1, std::memory_order_seq_cst);
   state_->epoch.notify_all();
   for (std::thread& thread : state_->threads) thread.join();
 }
@@ -67,11 +69,27 @@ void Pool::run_erased(Entry entry, void* context) {
   if (count_ > 1) {
     state.entry = entry;
     state.context = context;
-    state.epoch.fetch_add(1, std::memory_order_release);
+    state.epoch.fetch_add(1, std::memory_order_seq_cst);  // as in Barrier::wait
     state.epoch.notify_all();
   }
   entry(context, 0, state.barrier);
   state.barrier.wait();  // nobody still works, and the job may be changed
+}
+
+uint64_t Pool::meet(int64_t rounds, uint32_t max_pauses) {
+  std::vector<uint64_t> met(static_cast<size_t>(count_), 0);
+  run([&](int index, Barrier& barrier) {
+    uint32_t random = 2654435761u * static_cast<uint32_t>(index + 1);
+    for (int64_t i = 0; i < rounds; ++i) {
+      random = random * 1664525u + 1013904223u;
+      for (uint32_t pauses = (random >> 8) % (max_pauses + 1); pauses > 0; --pauses) _mm_pause();
+      ++met[static_cast<size_t>(index)];
+      barrier.wait();
+    }
+  });
+  uint64_t sum = 0;
+  for (uint64_t n : met) sum += n;
+  return sum;
 }
 
 void Pool::work(State* state, int index) {

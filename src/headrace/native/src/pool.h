@@ -66,6 +66,10 @@ class Pool {
         &job);
   }
 
+  // For tests: all workers meet `rounds` times, each after 0 … max_pauses PAUSEs at random. Returns
+  // how often a worker met, rounds · count.
+  uint64_t meet(int64_t rounds, uint32_t max_pauses);
+
  private:
   using Entry = void (*)(void* context, int index, Barrier& barrier);
   struct State {
