@@ -19,7 +19,7 @@ run: $(VENV)/installed  ## install, build, fetch the default model, answer a pro
 test: $(VENV)/dev  ## the default suite: unit, oracles on tiny models, smollm2 and gemma3
 	$(PYTEST) -m "not large" $(ARGS)
 
-test-unit: $(VENV)/dev  ## no torch, no models
+test-unit: $(VENV)/dev  ## the tests that use neither torch nor a model
 	$(PYTEST) -m "not large and not models and not torch" $(ARGS)
 
 test-models: $(VENV)/peers  ## four models, every instruction set, 1 and 2 threads, llama.cpp
@@ -42,7 +42,7 @@ bench: $(VENV)/dev  ## start-up time and memory of the foundation
 # A stamp per set of dependencies; native sources rebuild the core.
 $(VENV)/installed: $(NATIVE)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing Headrace into $(VENV) (first run: a minute or two)" >&2
+	@echo "Building the native core and installing Headrace into $(VENV) (once; one to five minutes)" >&2
 	@$(PIP) install -c constraints.txt -e .
 	@touch $@
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,7 +16,8 @@ if TYPE_CHECKING:
     from headrace.engine.llm import LLM
     from headrace.engine.params import SamplingParams
 
-_HELP = "/reset starts over, /quit or Ctrl-D ends, Ctrl-C stops an answer."
+_HELP = "/reset starts over, /quit or Ctrl-D ends, Ctrl-C stops an answer, /help says this."
+_ENDS = ("/quit", "/exit", "/bye")
 
 
 def chat(
@@ -35,14 +35,12 @@ def chat(
     seed: o.Seed = None,
     threads: o.Threads = None,
     kv_cache_dtype: o.KVFormat = "bf16",
-    chat_template: Annotated[
-        Path | None,
-        typer.Option(help="Jinja template file instead of the model's.", show_default=False),
-    ] = None,
+    chat_template: o.ChatTemplate = None,
     offline: o.Offline = False,
     stats: o.Stats = False,
 ) -> None:
-    """Talk to a model over several turns."""
+    """Talk to a model over several turns. /reset starts over, /quit or Ctrl-D ends, Ctrl-C stops an
+    answer. Each turn reuses the KV of the conversation so far."""
     from headrace.engine.llm import LLM
     from headrace.engine.params import DefaultLimit, SamplingParams
 
@@ -62,6 +60,7 @@ def chat(
             chat_template=str(chat_template) if chat_template else None,
         ),
     )
+    llm.check_chat_template()
     converse(llm, params, system=system, stats=stats)
 
 
@@ -75,10 +74,14 @@ def converse(llm: LLM, params: SamplingParams, *, system: str | None, stats: boo
     while (line := _read_turn(interactive)) is not None:
         if not line.strip():
             continue
-        if line.strip() == "/quit":
+        command = line.strip()
+        if command in _ENDS:
             return
-        if line.strip() == "/reset":
+        if command == "/reset":
             messages = list(start)
+            continue
+        if command.startswith("/") and " " not in command:
+            print(_HELP, file=sys.stderr)
             continue
         messages.append({"role": "user", "content": line})
         answer = _turn(llm, messages, params, stats=stats)
@@ -90,7 +93,12 @@ def converse(llm: LLM, params: SamplingParams, *, system: str | None, stats: boo
 
 def _read_turn(interactive: bool) -> str | None:
     if interactive:
-        print("> ", end="", file=sys.stderr, flush=True)
+        import readline  # noqa: F401 - line editing and history for input()
+
+        try:
+            return input("> ")
+        except EOFError:
+            return None
     line = sys.stdin.readline()
     return line.rstrip("\n") if line else None
 
@@ -103,7 +111,11 @@ def _turn(
     try:
         stream = llm.stream_chat(messages, params, session="terminal")
     except PromptError as error:
-        print(f"headrace: {error} /reset starts over.", file=sys.stderr)
+        print(
+            f"headrace: the conversation no longer fits the context of {llm.config.max_model_len} "
+            f"tokens: /reset, or start with a larger --max-model-len. ({error})",
+            file=sys.stderr,
+        )
         return None
     try:
         for delta in stream:

@@ -34,6 +34,11 @@ def generate(
     chat: Annotated[
         bool, typer.Option("--chat", help="Send the prompt as a user message (chat template).")
     ] = False,
+    system: Annotated[
+        str | None, typer.Option("--system", "-sys", help="With --chat: the system message.",
+                                 show_default=False)
+    ] = None,
+    chat_template: o.ChatTemplate = None,
     max_tokens: o.MaxTokens = None,
     samples: Annotated[int, typer.Option("--samples", help="Samples of the prompt (n).")] = 1,
     max_model_len: o.MaxModelLen = None,
@@ -77,6 +82,8 @@ def generate(
     as_json = as_json or output == "json"
     if not as_json and (logprobs is not None or prompt_logprobs is not None or trace):
         raise UsageError("--logprobs, --prompt-logprobs and --trace are printed with --json only.")
+    if not chat and (system is not None or chat_template is not None):
+        raise UsageError("--system and --chat-template are used with --chat only.")
     text = _prompt(prompt, file)
 
     from headrace.engine.llm import LLM
@@ -96,9 +103,10 @@ def generate(
         offline=offline, progress=StderrReporter(), max_num_seqs=samples,
         **o.given(max_model_len=max_model_len, num_threads=threads,
                   kv_cache_memory=kv_cache_memory,
+                  chat_template=str(chat_template) if chat_template else None,
                   max_num_batched_tokens=max_num_batched_tokens),
     )  # fmt: skip
-    result = _answer(llm, text, params, chat=chat, echo=not as_json)
+    result = _answer(llm, text, params, chat=chat, system=system, echo=not as_json)
     if as_json:
         typer.echo(json.dumps(to_json(result), ensure_ascii=False))
     if stats:
@@ -111,18 +119,22 @@ def generate(
 
 
 def _prompt(prompt: str | None, file: Path | None) -> str:
-    if (prompt is None) == (file is None):
-        raise UsageError("Give the prompt with either --prompt TEXT or --file FILE.")
-    return prompt if prompt is not None else read_text(file)
+    if prompt is not None and file is None:
+        return prompt
+    if prompt is None and file is not None:
+        return read_text(file)
+    raise UsageError(
+        "Give the prompt with either --prompt TEXT or --file FILE (--file - reads standard input)."
+    )
 
 
 def _answer(
-    llm: LLM, text: str, params: SamplingParams, *, chat: bool, echo: bool
+    llm: LLM, text: str, params: SamplingParams, *, chat: bool, system: str | None, echo: bool
 ) -> RequestOutput:
     """Runs the request; with echo, text goes to stdout as it comes (samples one after another)."""
-    stream = llm.stream_chat([{"role": "user", "content": text}], params) if chat else (
-        llm.stream(text, params)
-    )  # fmt: skip
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    messages.append({"role": "user", "content": text})
+    stream = llm.stream_chat(messages, params) if chat else llm.stream(text, params)
     held: dict[int, list[str]] = {i: [] for i in range(params.n)}
     for delta in stream:
         if not echo:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -66,6 +67,10 @@ Seed = Annotated[
 Stop = Annotated[
     list[str] | None,
     typer.Option("--stop", help="Stop string; may be repeated.", show_default=False),
+]
+ChatTemplate = Annotated[
+    Path | None,
+    typer.Option(help="Jinja template file instead of the model's.", show_default=False),
 ]
 Offline = Annotated[bool, typer.Option("--offline", help="Use only what is in the local cache.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]

@@ -33,6 +33,8 @@ def perplexity(
     """Perplexity over chunks of the text, scoring the second half of each (llama.cpp's method)."""
     if context < 4:
         raise UsageError(f"--context must be at least 4, not {context}.")
+    if max_chunks is not None and max_chunks < 1:
+        raise UsageError(f"--chunks must be at least 1, not {max_chunks}.")
     text = read_text(file)
 
     from headrace.engine.llm import LLM
@@ -44,10 +46,10 @@ def perplexity(
     )  # fmt: skip
     score = score_text(llm, text, context=context, max_chunks=max_chunks, progress=o.progress)
     if as_json:
-        typer.echo(json.dumps(score.to_dict()))
+        typer.echo(json.dumps(score.to_dict() | {"kv_format": kv_cache_dtype}))
     else:
         typer.echo(
             f"perplexity {score.perplexity:.4f} ± {score.standard_error:.4f} "
-            f"(mean nll {math.log(score.perplexity):.5f}, {score.num_scored} tokens in "
-            f"{score.num_chunks} chunks of {context}, KV {kv_cache_dtype})"
+            f"(mean nll {math.log(score.perplexity):.5f}, {score.num_scored} tokens, "
+            f"chunks of {context}: {score.num_chunks}, KV {kv_cache_dtype})"
         )

@@ -151,13 +151,13 @@ def _print_end(report: Report, subject: Subject, fault: Fault) -> None:
         f"{subject.name} ({', '.join(c['weight_formats'])}), KV {c['kv_format']}, {c['isa']}, "
         f"{c['threads']} threads, {c['text_tokens']} tokens, {c['numerics_id']}"
     )
+    skipped = f", {len(report.not_run)} not run" if report.not_run else ""
+    failed = f"{len(report.failed)} of {len(report.rungs)} rungs failed{skipped}"
     if fault is not NO_FAULT:
         caught = ", ".join(rung.name for rung in report.failed) or "no rung"
-        typer.echo(f"planted fault {fault.name} caught by: {caught}")
-    elif report.failed:
-        for rung in report.failed:
-            typer.echo(f"{rung.name}: {SYMPTOMS.get(rung.name, '')}")
-    typer.echo(
-        f"{'passed' if report.passed else 'FAILED'}: {len(report.rungs) - len(report.failed)} of "
-        f"{len(report.rungs)} rungs" + (f", {len(report.not_run)} not run" * bool(report.not_run))
-    )
+        typer.echo(f"planted fault {fault.name} caught by: {caught} ({failed}, as they must)")
+        return
+    for rung in report.failed:
+        typer.echo(f"{rung.name}: {SYMPTOMS.get(rung.name, '')}")
+    passed = f"{len(report.rungs)} of {len(report.rungs)} rungs{skipped}"
+    typer.echo(f"passed: {passed}" if report.passed else f"FAILED: {failed}")

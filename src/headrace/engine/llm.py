@@ -213,10 +213,16 @@ class LLM:
         """Token ids of a conversation, as `chat` sends them."""
         from headrace.formats.chat_template import encode_chat  # loads jinja2
 
+        template = self.check_chat_template()
+        return encode_chat(self.tokenizer, template, messages, **template_options)
+
+    def check_chat_template(self) -> ChatTemplate:
+        """The template that `chat` renders with, compiled. Raises ModelFileError when the model has
+        none or it does not compile, UsageError for a wrong chat_template."""
         with self._lock:
             if self._template is None:
                 self._template = self.model.chat_template(self._template_override)
-        return encode_chat(self.tokenizer, self._template, messages, **template_options)
+            return self._template
 
     def _shown(self, ids: list[int]) -> Prompt:
         """A rendered conversation: its ids, and their text for the result."""

