@@ -134,10 +134,10 @@ def main() -> None:
     if options.json:
         print(json.dumps(report, indent=2))
         return
-    print("whole process `generate -n 1`, warm file cache      median    min    max   torch")
+    print("whole process `generate -n 1`, warm file cache, s    median    min    max   torch")
     for model, s in report["start_up"].items():
         torch = "imported" if s["torch_imported"] else "no"
-        print(f"{model:<50}{s['median_s']:>8.2f}{s['min_s']:>7.2f}{s['max_s']:>7.2f}   {torch} s")
+        print(f"{model:<51}{s['median_s']:>8.2f}{s['min_s']:>7.2f}{s['max_s']:>7.2f}   {torch}")
     print("\nanonymous memory, MB       decode    peak    packed   KV allocated    bound")
     for model, m in report["memory"].items():
         mb = {k: v / 1e6 for k, v in m.items()}
