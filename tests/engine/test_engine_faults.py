@@ -1,7 +1,7 @@
 """Faults that users met elsewhere, on the toy model: what is wrong with one request stays with it.
 
-Numbers in the names are rows of the list of faults in the project's plan: batching (5, 16, 17, 22,
-23, 28), stop strings (45, 46), limits (49, 50, 35) and ends (82).
+Numbers in the names are rows of a list of faults that users met in other engines: batching (5,
+16, 17, 22, 23, 28), stop strings (45, 46), limits (49, 50, 35) and ends (82).
 """
 
 from __future__ import annotations
@@ -284,8 +284,13 @@ def test_row_50_an_empty_prompt_is_refused_and_the_next_one_runs() -> None:
     assert len(request.generations[0].token_ids) == 12
 
 
-def test_row_35_ids_out_of_range_are_refused() -> None:
+def test_row_35_ids_out_of_range_are_refused_and_a_neighbour_does_not_notice() -> None:
+    alone = make_engine(ToyModel(BOTH))
+    expected = alone.add([3, 1, 4], GREEDY)
+    run_all(alone)
     engine = make_engine(ToyModel(BOTH))
+    neighbour = engine.add([3, 1, 4], GREEDY)
+    engine.step()
     for bad in (-5, VOCAB, 10**6):
         with pytest.raises(PromptError, match=f"id {bad}, outside"):
             engine.add([1, bad, 2], GREEDY)
@@ -297,6 +302,9 @@ def test_row_35_ids_out_of_range_are_refused() -> None:
     ):
         with pytest.raises(UsageError, match=name):
             engine.add([1], GREEDY.replace(**{name: value}))
+        engine.step()
+    run_all(engine)
+    assert neighbour.generations[0].token_ids == expected.generations[0].token_ids
     assert not engine.has_work
 
 

@@ -104,7 +104,7 @@ def test_builtin_gemma_template_puts_the_system_message_into_the_first_turn() ->
 def test_exactly_one_bos_after_template_and_tokenizer(
     vocabulary: Callable[[str], Tokenizer],
 ) -> None:
-    """Fault 55: the tokenizer adds BOS and the template writes one."""
+    """Row 55: the tokenizer adds BOS and the template writes one."""
     tokenizer = vocabulary("llama-spm")
     assert tokenizer.add_bos
     bos = tokenizer.bos_id

