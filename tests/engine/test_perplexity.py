@@ -1,4 +1,4 @@
-"""Perplexity of a text against the dense reference, which is itself checked against transformers."""
+"""Perplexity of a text against the dense reference (itself checked against transformers)."""
 
 from __future__ import annotations
 
