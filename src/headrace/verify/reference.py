@@ -48,7 +48,8 @@ def native_is_reference(subject: Subject) -> RungResult:
         "native = reference",
         worst,
         len(positions),
-        f"rms {_rms(error):.3g}, of {what} {_rms(cost):.3g}; argmax differs at {flips}",
+        f"rms {_rms(error):.3g}, of {what} {_rms(cost):.3g}; "
+        f"argmax differs at {flips} of {len(positions)} positions",
         bound=factor * float(cost.max()),
     )
 
