@@ -26,6 +26,9 @@ from headrace.verify.statistics import compare, figures
 FACTOR = 1.2
 #: A flip is only excusable where the reference itself is undecided.
 MAX_FLIPPED_GAP = 1.0
+#: The one file that misses the factor in its flips: 37 against 29, 1.28 (docs/accuracy.md).
+#: It is held to the factor by the lower end of its paired interval only.
+FLIPS_OVER_THE_FACTOR = ("gemma3-270m-q8_0",)
 
 
 def test_a_recording_round_trips(tmp_path) -> None:
@@ -99,6 +102,6 @@ def test_every_model_is_as_near_as_llama_cpp_run_here(target: RecordedModel) -> 
     assert figures(ours).largest_flipped_gap <= MAX_FLIPPED_GAP
     assert result["p99_abs_delta"].ratio <= FACTOR
     assert result["mean_kl"].ratio <= FACTOR
-    # A few dozen flips in 2048 near-ties: the count alone wavers by a third. Flips fail when the
-    # paired interval excludes the factor, that is when more flips are shown and not just counted.
     assert result["flips"].low <= FACTOR
+    if target.name not in FLIPS_OVER_THE_FACTOR:
+        assert result["flips"].ratio <= FACTOR
