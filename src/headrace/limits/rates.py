@@ -1,0 +1,40 @@
+"""MachineRates: how fast one machine can read memory and calculate, as plain data.
+
+Measured (limits/machine.py) or taken from a data sheet; the bound (limits/bound.py) divides by it.
+This file measures nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from headrace.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRates:
+    """Peak rates with `num_threads` threads on the `isa` level ("avx2", "avx512", "h100", …).
+
+    read_bytes_per_s: streaming reads from memory. …_ops_per_s: operations, a multiply-add counts
+    as two, with operands of that number format. llc_bytes: last-level cache; what fits there need
+    not travel to memory. Raises UsageError for a rate that is not a positive finite number.
+    """
+
+    read_bytes_per_s: float
+    int8_ops_per_s: float
+    bf16_ops_per_s: float
+    f32_ops_per_s: float
+    num_threads: int
+    isa: str
+    llc_bytes: int
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name.endswith("_per_s") and not (math.isfinite(value) and value > 0):
+                raise UsageError(f"The rate {field.name} must be a positive number, not {value!r}.")
+        if self.num_threads < 1:
+            raise UsageError(f"num_threads must be at least 1, not {self.num_threads}.")
+        if self.llc_bytes < 0:
+            raise UsageError(f"llc_bytes must not be negative, not {self.llc_bytes}.")
