@@ -1,22 +1,38 @@
 """Fusion: rewrites of a recorded program that skip stores or repeated work, never a rounding.
 
-Today: a linear becomes a preparation of its input, shared by all linears that read the same value
-in the same form, and a matmul on it.
+A sequence of rules, each a function Recording → Recording with its reason. Every rule keeps ids of
+values and what they hold; an op that stands for several names them (`Op.parts`), so that costs and
+profiles can be told per op of the model. The order matters: a later rule sees what earlier ones
+left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from headrace.ops.recording import ActivationKind, Linear, Matmul, Op, Prepare, Prepared, Recording
 
+Rule = Callable[[Recording], Recording]
 
-def fuse(recording: Recording, kind_of: Callable[[str], ActivationKind]) -> Recording:
+
+def fuse(
+    recording: Recording, kind_of: Callable[[str], ActivationKind], *, fusion: bool = True
+) -> Recording:
     """The program as kernels run it. kind_of: weight name → form of its activations.
 
-    Values keep their ids and what they hold; prepared activations get new ids.
+    fusion=False: one kernel per op, with shared preparations only, so that every value of the
+    recording is stored somewhere.
     """
+    shared = share_preparations(recording, kind_of)
+    for rule in RULES if fusion else ():
+        shared = rule(shared)
+    return shared
+
+
+def share_preparations(recording: Recording, kind_of: Callable[[str], ActivationKind]) -> Recording:
+    """A linear becomes a preparation of its input and a matmul on it. Linears that read one value
+    in one form share its preparation: queries, keys and values; gate and up."""
     num_values = recording.num_values
     segments = []
     for segment in recording.segments:
@@ -34,3 +50,7 @@ def fuse(recording: Recording, kind_of: Callable[[str], ActivationKind]) -> Reco
             ops.append(Matmul(op.layer, prepared[key], op.weight, op.bias, op.out))
         segments.append(tuple(ops))
     return replace(recording, segments=tuple(segments), num_values=num_values)
+
+
+#: What `fuse` applies after `share_preparations`, in order.
+RULES: Sequence[Rule] = ()

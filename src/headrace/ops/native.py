@@ -45,7 +45,8 @@ class NativeModel:
     max_tokens, max_requests: of one step. max_context: positions 0 … max_context − 1 (default: the
     model's). num_threads: default all CPUs this process may use. isa: a level of
     `_core.available_isas()` (default: HEADRACE_ISA, else the best). keep: every value keeps its own
-    memory, for `trace_step`. weights: packed by another NativeModel of the same model. edit:
+    memory, for `trace_step`. fusion=False: one kernel per op; the same bits, for comparison (keep
+    implies it). weights: packed by another NativeModel of the same model. edit:
     changes recorded ops one by one before fusion (`verify` plants its faults so).
     Raises ModelFileError for a model the native path cannot run, UsageError for a bad parameter,
     NativeError where this machine cannot run the core.
@@ -61,6 +62,7 @@ class NativeModel:
         num_threads: int | None = None,
         isa: str | None = None,
         keep: bool = False,
+        fusion: bool = True,
         weights: PackedWeights | None = None,
         edit: Callable[[Op], Op] | None = None,
     ) -> None:
@@ -86,7 +88,11 @@ class NativeModel:
             raise NativeError(f"{error}.") from error
         self.weights = weights or PackedWeights(self.recording, program.weights, threads=threads)
         tensors = program.weights
-        self.fused: Recording = fuse(self.recording, lambda name: activation_kind(tensors[name]))
+        self.fused: Recording = fuse(
+            self.recording,
+            lambda name: activation_kind(tensors[name]),
+            fusion=fusion and not keep,
+        )
         self._lowering = Lowering(
             self.fused, self.weights, self._kv_groups, core_program, context, keep=keep
         )

@@ -81,7 +81,7 @@ def row_stride(value: Value, *, output: bool) -> int:
 
 
 def _values(ops: Sequence[Op], recording: Recording) -> list[Value | Prepared]:
-    found = [v for op in ops for v in (*op.inputs, op.output) if v is not None]
+    found = [v for op in ops for v in (*op.inputs, *op.outputs)]
     return found + [v for outputs in recording.outputs for v in outputs.values()]
 
 
@@ -89,10 +89,10 @@ def _owners(ops: Sequence[Op]) -> dict[int, Value | Prepared]:
     """Storage id → the value that is all of it (the widest view where it is written in parts)."""
     owners: dict[int, Value | Prepared] = {}
     for op in ops:
-        for v in (*op.inputs, op.output):
+        for v in (*op.inputs, *op.outputs):
             if isinstance(v, Prepared):
                 owners[v.id] = v
-            elif v is not None:
+            else:
                 end = v.offset + v.columns
                 known = owners.get(v.storage)
                 if known is None or known.columns < end:
@@ -171,14 +171,15 @@ def _assign(
     def root(v: Value | Prepared) -> int:
         return v.id if isinstance(v, Prepared) else _home(homes, v.storage)[0]
 
-    last = {root(v): i for i, op in enumerate(ops) for v in (*op.inputs, op.output) if v}
+    last = {root(v): i for i, op in enumerate(ops) for v in (*op.inputs, *op.outputs)}
     forever = pinned | {_home(homes, s)[0] for s in pinned}
     buffers: list[int] = []
     assigned: dict[int, int] = {}
     free: dict[_Layout, list[int]] = {}
     for i, op in enumerate(ops):
-        out = op.output
-        if out is not None and root(out) not in assigned:
+        for out in op.outputs:
+            if root(out) in assigned:
+                continue
             owner = owners[root(out)]
             unused = free.get(_layout(owner, keep or root(out) in forever), [])
             if unused:
@@ -189,7 +190,7 @@ def _assign(
             assigned[root(out)] = chosen
         if keep:
             continue
-        for r in {root(v) for v in (*op.inputs, out) if v}:
+        for r in {root(v) for v in (*op.inputs, *op.outputs)}:
             if last[r] == i and r not in forever:
                 free.setdefault(_layout(owners[r], False), []).append(assigned[r])
     return buffers, assigned
@@ -215,7 +216,7 @@ def _regions(op: Op, places: dict[int, Place]) -> tuple[list[_Region], list[_Reg
         return _Region(place.buffer, place.offset, place.offset + v.columns, by_row)
 
     reads = [region(v, by_row=not everywhere and not isinstance(op, Select)) for v in op.inputs]
-    writes = [] if op.output is None else [region(op.output, by_row=not everywhere)]
+    writes = [region(v, by_row=not everywhere) for v in op.outputs]
     if isinstance(op, KVWrite):
         writes.append(_Region((op.group, op.place)))
     if isinstance(op, Attend):

@@ -10,7 +10,7 @@ weights, no memory and no kernels.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 
 from headrace.ops.contract import Activation, RopeSpec, Rows
@@ -74,9 +74,16 @@ class UnaryKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One call. layer: the model layer whose scope it stands in, None outside of layers."""
+    """One call. layer: the model layer whose scope it stands in, None outside of layers. fused: the
+    ops of the unfused program that fusion made this one of; empty for an op that is one itself."""
 
     layer: int | None
+    fused: tuple[Op, ...] = field(default=(), kw_only=True, repr=False)
+
+    @property
+    def parts(self) -> tuple[Op, ...]:
+        """The ops of the unfused program that this one stands for, in order."""
+        return self.fused or (self,)
 
     @property
     def inputs(self) -> tuple[Value | Prepared, ...]:
@@ -91,11 +98,16 @@ class Op:
         assert out is None or isinstance(out, Value | Prepared)
         return out
 
+    @property
+    def outputs(self) -> tuple[Value | Prepared, ...]:
+        """The same as a tuple; a fused op may write several."""
+        return () if self.output is None else (self.output,)
+
     def __str__(self) -> str:
         shown = []
         for f in fields(self):
             value = getattr(self, f.name)
-            if f.name in ("layer", "out") or value is None:
+            if f.name in ("layer", "out", "fused") or value is None:
                 continue
             if isinstance(value, Value | Prepared):
                 shown.append(str(value))
