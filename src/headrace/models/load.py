@@ -19,9 +19,8 @@ from headrace.models.canonical import canonical, vector
 from headrace.models.config import ModelConfig
 from headrace.models.family import Family, TensorFacts
 from headrace.models.fields import MAX_VOCAB, Fields
+from headrace.models.outline import ModelOutline
 from headrace.models.weights import Checkpoint, Weights
-from headrace.ops.contract import Ops, Rows, V
-from headrace.ops.kv import KVGroupSpec
 from headrace.quant.tensor import HostTensor
 
 log = logging.getLogger(__name__)
@@ -33,50 +32,16 @@ HEADS = ("output.weight", "lm_head.weight")
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
+class LoadedModel(ModelOutline):
     """A model ready for an interpreter (ops/program.py says what one sees).
 
     weights: logical name → tensor, views of the file where possible: valid while it stays mapped.
     warnings: sentences about what the file holds and the model does not use.
     """
 
-    config: ModelConfig
-    family: Family
     weights: Weights
     source: str
     warnings: tuple[str, ...] = ()
-
-    @property
-    def kv_groups(self) -> tuple[KVGroupSpec, ...]:
-        return self.config.kv_groups()
-
-    @property
-    def num_layers(self) -> int:
-        return self.config.num_layers
-
-    @property
-    def hidden_size(self) -> int:
-        return self.config.hidden_size
-
-    @property
-    def vocab_size(self) -> int:
-        return self.config.vocab_size
-
-    @property
-    def max_context(self) -> int:
-        return self.config.max_context
-
-    def step(self, ops: Ops[V]) -> None:
-        """Tokens → outputs "hidden" [T, E] and "logits" [len(logit_rows), V]."""
-        hidden = self.family.trunk(ops, self.config)
-        ops.output("hidden", hidden)
-        chosen = ops.rows(hidden, Rows.LOGIT_ROWS)
-        ops.output("logits", self.family.head(ops, self.config, chosen))
-
-    def prompt_logits(self, ops: Ops[V], hidden: V) -> None:
-        """ "hidden" [T, E] → output "logits" of some of the step's prompt rows."""
-        chosen = ops.rows(hidden, Rows.PROMPT_ROWS)
-        ops.output("logits", self.family.head(ops, self.config, chosen))
 
 
 def load(checkpoint: Checkpoint) -> LoadedModel:

@@ -16,14 +16,15 @@ from typing import Protocol
 
 from headrace.ops.contract import Ops, V
 from headrace.ops.kv import KVGroupSpec
-from headrace.quant.tensor import HostTensor
+from headrace.quant.tensor import HostTensor, TensorInfo
 
 
-class Program(Protocol):
-    """A model bound to its weights. `weights` is in canonical form (models/weights.py)."""
+class Outline(Protocol):
+    """A model that may lack its numbers: can be recorded and costed, not run. `weights` is in
+    canonical form (models/weights.py)."""
 
     @property
-    def weights(self) -> Mapping[str, HostTensor]: ...
+    def weights(self) -> Mapping[str, TensorInfo]: ...
     @property
     def kv_groups(self) -> tuple[KVGroupSpec, ...]: ...
     @property
@@ -51,3 +52,10 @@ class Program(Protocol):
     def prompt_logits(self, ops: Ops[V], hidden: V) -> None:
         """From "hidden" [T, E] of the step just run to "logits" of some of its prompt rows."""
         ...
+
+
+class Program(Outline, Protocol):
+    """A model bound to its weights."""
+
+    @property
+    def weights(self) -> Mapping[str, HostTensor]: ...

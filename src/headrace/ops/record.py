@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from headrace.ops.contract import Activation, RopeSpec, Rows, ShapeError
 from headrace.ops.kv import KVGroupSpec
-from headrace.ops.program import Program
+from headrace.ops.program import Outline
 from headrace.ops.recording import (
     Add,
     Attend,
@@ -30,7 +30,7 @@ from headrace.ops.recording import (
 )
 
 
-def record(program: Program) -> Recording:
+def record(program: Outline) -> Recording:
     """Runs the program once on a Recorder: the step, then the logits of prompt rows."""
     weights = program.weights
 

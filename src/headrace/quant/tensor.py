@@ -1,14 +1,52 @@
-"""HostTensor: a weight as it lies in host memory, in any number format, without a copy."""
+"""A weight: by shape and number format alone, or as it lies in host memory, without a copy."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.quant.formats import NumberFormat
+
+
+class TensorInfo(Protocol):
+    """What is known of a weight before its bytes are: a TensorSpec or a HostTensor."""
+
+    @property
+    def format(self) -> NumberFormat: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+    @property
+    def num_bytes(self) -> int:
+        """Bytes as stored, scales included."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A weight without its numbers: enough to record a program and to count its cost."""
+
+    format: NumberFormat
+    shape: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        return math.prod(self.shape[:-1])
+
+    @property
+    def columns(self) -> int:
+        return self.shape[-1]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.rows * self.format.row_bytes(self.columns)
 
 
 @dataclass(frozen=True, slots=True)
