@@ -309,14 +309,19 @@ class Engine:
         """Absolute positions of the tokens to draw: with the seed, what the noise depends on."""
         return [g.sequence.num_tokens for g in generations]
 
+    def _draw_tokens(
+        self, generations: list[Generation], logits: Logits
+    ) -> list[sampler.SampledToken]:
+        return sampler.sample(
+            logits,
+            [g.sampler_state for g in generations],
+            self._draw_positions(generations),
+            self.vocabulary.num_ids,
+        )
+
     def _accept_all(self, generations: list[Generation], logits: Logits) -> list[Delta]:
         try:
-            draws = sampler.sample(
-                logits,
-                [g.sampler_state for g in generations],
-                self._draw_positions(generations),
-                self.vocabulary.num_ids,
-            )
+            draws = self._draw_tokens(generations, logits)
         except Exception as error:
             return [g.end(FinishReason.ERROR, f"Sampling failed: {error!r}") for g in generations]
         now = time.monotonic()

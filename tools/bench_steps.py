@@ -1,0 +1,176 @@
+"""Benchmark of a step's Python: what one engine step costs besides the native calls.
+
+    python tools/bench_steps.py [MODEL] [--batch 1,8,32,64] [--steps 120] [--json] [--check]
+
+Drives `LLM.generate` on a real model with its real tokenizer, and splits the wall time of every
+step that only decodes into parts. Native time (the step program, the sampler's arithmetic) is taken
+out of the parts in which it happens. Kinds of request: greedy; seeded sampling with stop strings;
+the same with 5 logprobs. Microseconds per step, medians. --check: exit status 1 when the sum of the
+parts is above the aim at batch 1 (100 µs) or 32 (400 µs), for the requests without logprobs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from headrace import LLM, SamplingParams
+from headrace.engine import sampler
+
+AIMS_US = {1: 100.0, 32: 400.0}
+#: In the order of a step. native: not part of the sum. loop: LLM.generate outside Engine.step.
+PARTS = ("schedule", "prepare", "run", "draw", "commit", "loop")
+NATIVE = "native"
+_SEEDED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "stop": ["<<<STOP>>>", "\n\n\n\n"]}
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "seeded": _SEEDED,
+    "logprobs": {**_SEEDED, "logprobs": 5},
+}
+
+
+class Clock:
+    """Seconds per part of the current step; nested parts are taken out of the outer one."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, float]] = []
+        self._open: list[list[Any]] = []  # [part, begin, seconds of nested parts]
+        self._now: dict[str, float] = {}
+        self._step_begin: float | None = None
+
+    def wrap(self, owner: object, name: str, part: str) -> None:
+        """Replaces owner.name by a function that charges its time to `part`."""
+        inner = getattr(owner, name)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            frame: list[Any] = [part, time.perf_counter(), 0.0]
+            self._open.append(frame)
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                spent = time.perf_counter() - frame[1]
+                self._open.pop()
+                self._now[part] = self._now.get(part, 0.0) + spent - frame[2]
+                if self._open:
+                    self._open[-1][2] += spent
+
+        setattr(owner, name, timed)
+
+    def mark(self, step: Callable[[], Any]) -> Callable[[], Any]:
+        """Engine.step, with a cut between steps at each entry."""
+
+        def marked() -> Any:
+            now = time.perf_counter()
+            if self._step_begin is not None:
+                self._now["loop"] = now - self._step_begin - sum(self._now.values())
+                self.steps.append(self._now)
+            self._now, self._step_begin = {}, now
+            return step()
+
+        return marked
+
+
+class _Proxy:
+    """A module's functions, one of them replaced."""
+
+    def __init__(self, module: object) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+@contextmanager
+def instrumented(llm: LLM) -> Iterator[Clock]:
+    """Puts clocks into one LLM. What is left of Engine.step is "commit"."""
+    clock = Clock()
+    engine = llm.engine
+    executor: Any = engine.executor
+    draws: Any = sampler
+    core = draws._core
+    program, native = _Proxy(executor._program), _Proxy(core)
+    clock.wrap(program, "run", NATIVE)
+    clock.wrap(native, "sample", NATIVE)
+    timed = {
+        (engine.scheduler, "schedule"): "schedule",
+        (engine._preparer, "build"): "prepare",
+        (executor, "run"): "run",
+        (engine, "_draw_tokens"): "draw",
+        (engine, "step"): "commit",
+    }
+    for (owner, name), part in timed.items():
+        clock.wrap(owner, name, part)
+    engine.step = clock.mark(engine.step)  # type: ignore[method-assign]
+    executor._program, draws._core = program, native
+    try:
+        yield clock
+    finally:
+        executor._program, draws._core = program._module, core
+        for owner, name in timed:
+            delattr(owner, name)
+
+
+def measure(llm: LLM, batch: int, kind: str, num_steps: int) -> dict[str, float]:
+    """Median microseconds per part over the steps in which all `batch` sequences decode."""
+    words = llm.encode("The committee met in the old town hall to talk about the river and mills")
+    prompts: list[Any] = [{"prompt_token_ids": words[: 8 + i % 8]} for i in range(batch)]
+    params = [
+        SamplingParams(max_tokens=num_steps, ignore_eos=True, seed=i, **KINDS[kind])
+        for i in range(batch)
+    ]
+    with instrumented(llm) as clock:
+        llm.generate(prompts, params)
+    decodes = clock.steps[2:]  # the first computes the prompts
+    result = {
+        part: statistics.median(step.get(part, 0.0) for step in decodes) * 1e6
+        for part in (*PARTS, NATIVE)
+    }
+    sums = [sum(step.get(part, 0.0) for part in PARTS) for step in decodes]
+    result["sum"] = statistics.median(sums) * 1e6
+    return result
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    head = ["kind", "batch", *PARTS, "sum", "aim", NATIVE, "share"]
+    print("".join(f"{name:>10}" for name in head) + "   (µs per step)")
+    for row in rows:
+        figures = [f"{row[part]:.0f}" for part in (*PARTS, "sum")]
+        aim = "-" if row["aim"] is None else f"{row['aim']:.0f}"
+        share = f"{100 * row['sum'] / (row['sum'] + row[NATIVE]):.1f} %"
+        cells = [row["kind"], str(row["batch"]), *figures, aim, f"{row[NATIVE]:.0f}", share]
+        print("".join(f"{cell:>10}" for cell in cells))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("model", nargs="?", default="smollm2-135m")
+    parser.add_argument("--batch", default="1,8,32,64")
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    batches = [int(b) for b in args.batch.split(",")]
+    llm = LLM(args.model, max_model_len=1024, max_num_seqs=max(batches), offline=True)
+    rows: list[dict[str, Any]] = []
+    for kind in args.kinds.split(","):
+        for batch in batches:
+            figures = measure(llm, batch, kind, args.steps)
+            aim = None if kind == "logprobs" else AIMS_US.get(batch)
+            rows.append({"kind": kind, "batch": batch, "aim": aim, **figures})
+    if args.json:
+        print(json.dumps({"model": args.model, "unit": "us", "rows": rows}, indent=1))
+    else:
+        show(rows)
+    missed = [r for r in rows if r["aim"] is not None and r["sum"] > r["aim"]]
+    return 1 if args.check and missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
