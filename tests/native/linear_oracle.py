@@ -19,11 +19,14 @@ F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 
 #: In the order of the native core's Format enum.
-FORMATS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+FORMATS = (
+    *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"),
+    *("Q2_K", "Q3_K", "IQ4_NL"),
+)
 FLOATS = FORMATS[:3]
 #: Where a block keeps its f16 scale, and its f16 minimum if it has one.
-_SCALE_AT = {"Q6_K": 208}
-_MINIMUM_AT = {"Q4_1": 2, "Q5_1": 2, "Q4_K": 2, "Q5_K": 2}
+SCALE_AT = {"Q6_K": 208, "Q2_K": 80, "Q3_K": 108}
+MINIMUM_AT = {"Q4_1": 2, "Q5_1": 2, "Q4_K": 2, "Q5_K": 2, "Q2_K": 82}
 _SMALLEST_NORMAL = 2.0**-126
 
 
@@ -44,7 +47,7 @@ def random_weights(name: str, rows: int, columns: int, seed: int) -> Bytes:
         return values.view(np.uint8)
     numbers, size = block_geometry(name)
     blocks = rng.integers(0, 256, (rows, columns // numbers, size), dtype=np.uint8)
-    for at in (_SCALE_AT.get(name, 0), _MINIMUM_AT.get(name)):
+    for at in (SCALE_AT.get(name, 0), MINIMUM_AT.get(name)):
         if at is not None:
             halves = rng.uniform(-0.02, 0.02, blocks.shape[:2]).astype(np.float16)
             halves[rng.random(halves.shape) < 0.05] = 0
@@ -119,19 +122,21 @@ def quantise_activations(x: F32) -> Int8Activations:
 
 @dataclass(frozen=True)
 class BlockWeights:
-    """codes: int64 [N, blocks, 32], offset removed, Q6_K's inner scales multiplied in.
-    scale (dw), minimum (m, or None): float32 [N, blocks]."""
+    """codes: int64 [N, blocks, 32], offset removed, the scales of 16 (Q2_K, Q3_K, Q6_K) multiplied
+    in. scale (dw), minimum (m, or None): float32 [N, blocks]. minima: Q2_K's minima of 16, int64
+    [N, blocks, 2]; then minimum is what multiplies them."""
 
     codes: npt.NDArray[np.int64]
     scale: F32
     minimum: F32 | None
+    minima: npt.NDArray[np.int64] | None = None
 
 
 def decode_weights(name: str, data: Bytes) -> BlockWeights:
     """Codes and scales of a quantised format, from the gguf package's dequantiser."""
     numbers, size = block_geometry(name)
     blocks = data.reshape(len(data), -1, size).copy()
-    scale_at, minimum_at = _SCALE_AT.get(name, 0), _MINIMUM_AT.get(name)
+    scale_at, minimum_at = SCALE_AT.get(name, 0), MINIMUM_AT.get(name)
 
     def half(at: int) -> F32:
         values = blocks[..., at : at + 2].copy().view(np.float16).astype(np.float32)[..., 0]
@@ -151,6 +156,12 @@ def decode_weights(name: str, data: Bytes) -> BlockWeights:
         minimum = -(minimum * fine_minimum.reshape(scale.shape).astype(np.float32))
         scale = scale * fine
     assert (codes == np.rint(codes)).all()
+    if name == "Q2_K":  # with scale 0 and minimum 1, every number is minus its minimum
+        assert minimum is not None
+        blocks[..., scale_at : minimum_at + 2] = np.array([0, 1], np.float16).view(np.uint8)
+        numbers_minus = dequantised(name, blocks.reshape(len(data), -1))
+        minima = -numbers_minus.reshape(len(data), -1, 2, 16)[..., 0].astype(np.int64)
+        return BlockWeights(codes.astype(np.int64), scale, -minimum, minima)
     return BlockWeights(codes.astype(np.int64), scale, minimum)
 
 
@@ -169,7 +180,12 @@ def _linear_int8(name: str, data: Bytes, x: F32) -> F32:
     for b in range(a.scale.shape[1]):
         dot = (a.codes[:, b] @ w.codes[:, b].T).astype(np.float32)
         acc = fma(dot, _flush(w.scale[None, :, b] * a.scale[:, b, None]), acc)
-        if w.minimum is not None:
+        if w.minima is not None:
+            assert w.minimum is not None
+            sums = a.codes[:, b].reshape(-1, 2, 16).sum(-1)
+            less = (sums @ w.minima[:, b].T).astype(np.float32)
+            acc = fma(less, _flush(w.minimum[None, :, b] * a.scale[:, b, None]), acc)
+        elif w.minimum is not None:
             acc = fma(w.minimum[None, :, b], a.sum[:, b, None], acc)
     return acc
 

@@ -252,7 +252,8 @@ def random_rows(name: str, rows: int, columns: int) -> npt.NDArray[np.uint8]:
     rng = np.random.default_rng(16)
     data = rng.integers(0, 256, (rows, columns // fmt.block_size, fmt.block_bytes), np.uint8)
     halves = {"F16": [0], "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0]}
-    halves |= {"Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
+    halves |= {"Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "Q2_K": [80, 82], "Q3_K": [108]}
+    halves |= {"IQ4_NL": [0]}
     for at in halves.get(name, []):
         scale = rng.uniform(-1, 1, data.shape[:2]) * 10.0 ** rng.integers(-8, 2, data.shape[:2])
         data[..., at : at + 2] = scale.astype(np.float16)[..., None].view(np.uint8)

@@ -59,6 +59,9 @@ def table_of(name: str) -> tuple[npt.NDArray[np.uint8], int]:
         "Q6_K": [209],
         "F16": [1],
         "BF16": [1],
+        "Q2_K": [81, 83],
+        "Q3_K": [109],
+        "IQ4_NL": [1],
     }
     data[:, tops.get(name, [1, 3])] &= 0xBF
     return np.ascontiguousarray(data.reshape(8, -1)), columns
@@ -122,8 +125,19 @@ def attention_case(name: str, fmt: KVFormat) -> Callable[..., F32]:
     return run
 
 
+def matmul_case(number: int, name: str) -> Callable[..., F32]:
+    table, columns = table_of(name)
+    x, bias = numbers((9, columns), 12, 4), numbers((8,), 13, 2)
+
+    def run(isa: str | None = None, threads: int = 1) -> F32:
+        return _core.matmul(_core.pack(number, table, 8, columns), x, bias, isa, threads)
+
+    return run
+
+
 def cases() -> dict[str, Callable[..., F32]]:
     every = elementwise_cases()
+    every |= {f"matmul/{name}": matmul_case(i, name) for i, name in enumerate(FORMATS)}
     for name in ATTENTION:
         for fmt in KVFormat:
             every[f"attend/{fmt.value}/{name}"] = attention_case(name, fmt)

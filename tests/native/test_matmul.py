@@ -11,6 +11,8 @@ from linear_oracle import (
     F32,
     FLOATS,
     FORMATS,
+    MINIMUM_AT,
+    SCALE_AT,
     Bytes,
     block_geometry,
     dequantised,
@@ -135,10 +137,9 @@ def test_extreme_codes_do_not_saturate(name: str, isa: str) -> None:
     data = np.empty((4, k // numbers, size), np.uint8)
     data[...] = np.array([0x00, 0xFF, 0x80, 0x7F], np.uint8)[:, None, None]
     one = np.float16(1).reshape(1).view(np.uint8)
-    at = 208 if name == "Q6_K" else 0
-    data[..., at : at + 2] = one
-    if name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"):
-        data[..., 2:4] = one
+    for at in (SCALE_AT.get(name, 0), MINIMUM_AT.get(name)):
+        if at is not None:
+            data[..., at : at + 2] = one
     data = data.reshape(4, -1)
     x = np.ones((4, k), np.float32)
     x[1] = -1
@@ -221,7 +222,7 @@ def bad_calls() -> Iterator[tuple[str, dict[str, object], str]]:
         "k": 256,
     }
     order = np.array([0, 1, 2, 4], np.int32)
-    yield "format", {**good, "format": 11}, r"format is 11"
+    yield "format", {**good, "format": len(FORMATS)}, r"format is \d+, expected 0 … \d+"
     yield "negative format", {**good, "format": -1}, r"format is -1"
     yield "K", {**good, "k": 128}, r"K \(columns\) is 128, not a multiple of 256 as Q4_K needs"
     yield "no K", {**good, "k": 0}, r"K \(columns\) is 0, expected 1 … 2147483647"

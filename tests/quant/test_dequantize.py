@@ -59,7 +59,8 @@ def test_every_half_precision_scale(number_format):
         0, 256, (65536, number_format.block_bytes), dtype=np.uint8
     )
     every = np.arange(65536, dtype=np.uint16).view(np.uint8).reshape(-1, 2)
-    at = {"Q6_K": [208]}.get(number_format.name, [0, 2] if number_format.block_bytes > 2 else [0])
+    elsewhere = {"Q6_K": [208], "Q2_K": [80, 82], "Q3_K": [108]}
+    at = elsewhere.get(number_format.name, [0, 2] if number_format.block_bytes > 2 else [0])
     for i, place in enumerate(at):
         blocks[:, place : place + 2] = np.roll(every, 7919 * i, axis=0)
     assert_same_bits(dequantize_bytes(blocks, number_format), oracle(blocks, number_format))

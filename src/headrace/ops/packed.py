@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 NATIVE_FORMATS: Mapping[str, int] = {
     name: i
     for i, name in enumerate(
-        ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+        (
+            *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"),
+            *("Q2_K", "Q3_K", "IQ4_NL"),
+        )
     )
 }
 

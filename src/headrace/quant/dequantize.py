@@ -179,6 +179,54 @@ def _q6_k(blocks: Bytes) -> Floats:
     return values.reshape(-1, 256)
 
 
+def _two_bits(packed: Bytes) -> Bytes:
+    """Codes 0 … 3 [n, 256] of 64 bytes: each half of 128 numbers has 32 bytes, of which byte j
+    holds numbers j, j+32, j+64, j+96, two bits each from the lowest."""
+    shifts = np.array([0, 2, 4, 6], dtype=np.uint8).reshape(1, 1, 4, 1)
+    codes: Bytes = ((packed.reshape(-1, 2, 1, 32) >> shifts) & 3).reshape(-1, 256)
+    return codes
+
+
+def _q2_k(blocks: Bytes) -> Floats:
+    """16 bytes (scale low, minimum high, of 16 numbers each), 64 bytes of two-bit codes, d, dmin:
+    (d·scale)·q − (dmin·minimum)."""
+    scales = (blocks[:, :16] & 0x0F).astype(np.float32)
+    minima = (blocks[:, :16] >> 4).astype(np.float32)
+    scale = (_half(blocks, 80) * scales)[:, :, None]
+    minimum = (_half(blocks, 82) * minima)[:, :, None]
+    codes = _two_bits(blocks[:, 16:80]).reshape(-1, 16, 16).astype(np.float32)
+    return (scale * codes - minimum).reshape(-1, 256)
+
+
+def _q3_k(blocks: Bytes) -> Floats:
+    """32 bytes whose bit g is the third bit of group g of 32, 64 bytes of two-bit codes, 12 bytes
+    of 6-bit scales, d: (d·(scale − 32))·(q − 4).
+
+    Scale bytes: the low 4 bits of scales i and i+8 in byte i (low, high nibble), i = 0 … 7; bits
+    4, 5 of scales i, i+4, i+8, i+12 in byte 8+i, two bits each from the lowest, i = 0 … 3.
+    """
+    bits: Bytes = np.unpackbits(blocks[:, :32, None], axis=2, bitorder="little")
+    third: Bytes = bits.transpose(0, 2, 1).reshape(-1, 256) << np.uint8(2)
+    codes = (_two_bits(blocks[:, 32:96]) | third).astype(np.int8) - np.int8(4)
+    low = np.concatenate([blocks[:, 96:104] & 0x0F, blocks[:, 96:104] >> 4], axis=1)
+    shifts = np.array([0, 2, 4, 6], dtype=np.uint8).reshape(1, 4, 1)
+    high = ((blocks[:, 104:108].reshape(-1, 1, 4) >> shifts) & 3).reshape(-1, 16) << 4
+    scales = (low | high).astype(np.int8) - np.int8(32)
+    scale = _half(blocks, 108) * scales.astype(np.float32)
+    values = scale[:, :, None] * codes.reshape(-1, 16, 16).astype(np.float32)
+    return values.reshape(-1, 256)
+
+
+#: What the 16 codes of IQ4_NL stand for: denser around zero (GGML's table).
+IQ4_NL_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+def _iq4_nl(blocks: Bytes) -> Floats:
+    """d, 16 bytes of nibbles, low first: d·table[q]."""
+    table = np.array(IQ4_NL_VALUES, dtype=np.float32)
+    return _half(blocks, 0) * table[_nibbles(blocks[:, 2:], 16)]
+
+
 #: Format name → blocks uint8 [n, block_bytes] → float32 [n, block_size].
 _UNPACK: dict[str, Callable[[Bytes], Floats]] = {
     "F32": _f32,
@@ -192,4 +240,7 @@ _UNPACK: dict[str, Callable[[Bytes], Floats]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "IQ4_NL": _iq4_nl,
 }

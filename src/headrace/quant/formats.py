@@ -46,9 +46,16 @@ Q8_0 = NumberFormat("Q8_0", 8, 32, 34)
 Q4_K = NumberFormat("Q4_K", 12, 256, 144)
 Q5_K = NumberFormat("Q5_K", 13, 256, 176)
 Q6_K = NumberFormat("Q6_K", 14, 256, 210)
+Q2_K = NumberFormat("Q2_K", 10, 256, 84)
+Q3_K = NumberFormat("Q3_K", 11, 256, 110)
+IQ4_NL = NumberFormat("IQ4_NL", 20, 32, 18)
 
 #: Every weight format that Headrace computes with, by name.
 FORMATS: dict[str, NumberFormat] = {
-    f.name: f for f in (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)
+    f.name: f
+    for f in (
+        *(F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K),
+        *(Q2_K, Q3_K, IQ4_NL),
+    )
 }
 FORMATS_BY_GGML_TYPE: dict[int, NumberFormat] = {f.ggml_type: f for f in FORMATS.values()}

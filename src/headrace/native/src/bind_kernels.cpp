@@ -109,7 +109,7 @@ Out rows(const In<float, 2>& x, const In<int32_t, 1>& index, const Isa& isa, int
 
 Out embed(const In<uint8_t, 2>& table, int format, int64_t columns, const In<int32_t, 1>& index,
           bool by_position, const Isa& isa, int threads) {
-  require(format >= 0 && format <= static_cast<int>(Format::Q6_K), "format is unknown");
+  require(format >= 0 && format <= static_cast<int>(kLastFormat), "format is unknown");
   constexpr int64_t kMostColumns = int64_t{1} << 31;
   const auto stored = static_cast<Format>(format);
   require(columns > 0 && columns < kMostColumns && columns % geometry(stored).k == 0,

@@ -35,15 +35,17 @@ void expect(const std::string& op, const std::string& what, int64_t is, int64_t 
 }
 
 const char* name(Format format) {
-  constexpr const char* kNames[] = {"F32",  "F16",  "BF16", "Q4_0", "Q4_1", "Q5_0",
-                                    "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"};
+  constexpr const char* kNames[] = {"F32",  "F16",  "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1",
+                                    "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_NL"};
   return kNames[static_cast<int>(format)];
 }
 
 PackedWeights* pack_array(int format, const Bytes& data, int64_t n, int64_t k,
                           const std::optional<RowOrder>& row_order, int threads) {
-  if (format < 0 || format > static_cast<int>(Format::Q6_K))
-    refuse("pack", "format is " + std::to_string(format) + ", expected 0 … 10");
+  constexpr int kLast = static_cast<int>(kLastFormat);
+  if (format < 0 || format > kLast)
+    refuse("pack",
+           "format is " + std::to_string(format) + ", expected 0 … " + std::to_string(kLast));
   const auto f = static_cast<Format>(format);
   const FormatGeometry g = geometry(f);
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();  // no product below overflows

@@ -50,7 +50,7 @@ const float* vector(const char* name, const AnyArray& array, int64_t n) {
 
 void add_embed(Program& p, const AnyArray& data, int format, int64_t k, bool by_position,
                Matrix out, bool barrier) {
-  const Format f = enumerator("weight format", format, Format::Q6_K);
+  const Format f = enumerator("weight format", format, kLastFormat);
   const uint8_t* bytes = elements<uint8_t>(data, "embed table", {kAnySize, kAnySize});
   const int64_t n = static_cast<int64_t>(data.shape(0));
   const int64_t row_bytes = static_cast<int64_t>(data.shape(1));

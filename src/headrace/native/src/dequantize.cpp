@@ -103,6 +103,40 @@ void q6k_block(const uint8_t* p, float* out) {
   }
 }
 
+// The two-bit code of element e: [64 bytes], in two halves of 128 elements.
+int two_bits(const uint8_t* p, int e) { return p[e / 128 * 32 + e % 32] >> (e % 128 / 32 * 2) & 3; }
+
+// Q2_K: [16 × (scale low, minimum high)] [codes 64] [d f16] [dmin f16].
+void q2k_block(const uint8_t* p, float* out) {
+  const float d = read_f16(p + 80), dmin = read_f16(p + 82);
+  for (int e = 0; e < 256; ++e) {
+    const int both = p[e / 16];
+    const float scaled =
+        d * static_cast<float>(both & 15) * static_cast<float>(two_bits(p + 16, e));
+    out[e] = scaled - dmin * static_cast<float>(both >> 4);
+  }
+}
+
+// Q3_K: [third bits 32] [codes 64] [16 scales of 6 bits in 12 bytes] [d f16].
+void q3k_block(const uint8_t* p, float* out) {
+  const float d = read_f16(p + 108);
+  const uint8_t* s = p + 96;
+  for (int e = 0; e < 256; ++e) {
+    const int i = e / 16, low = s[i % 8] >> (i / 8 * 4) & 15,
+              high = s[8 + i % 4] >> (i / 4 * 2) & 3;
+    const int code = two_bits(p + 32, e) | (p[e % 32] >> (e / 32) & 1) << 2;
+    out[e] = d * static_cast<float>((low | high << 4) - 32) * static_cast<float>(code - 4);
+  }
+}
+
+void iq4nl_block(const uint8_t* p, float* out) {
+  const float d = read_f16(p);
+  for (int i = 0; i < 32; ++i) {
+    const int code = i < 16 ? p[2 + i] & 15 : p[2 + i - 16] >> 4;
+    out[i] = d * static_cast<float>(kIQ4NLValues[code]);
+  }
+}
+
 void q8_block(const uint8_t* p, float* out) {
   const float d = read_f16(p);
   for (int i = 0; i < 32; ++i) out[i] = d * static_cast<float>(static_cast<int8_t>(p[2 + i]));
@@ -145,6 +179,12 @@ bool dequantize_row(Format format, const uint8_t* row, int64_t k, float* out) {
       return blocks<256, 176>(row, k, out, k_block<true>);
     case Format::Q6_K:
       return blocks<256, 210>(row, k, out, q6k_block);
+    case Format::Q2_K:
+      return blocks<256, 84>(row, k, out, q2k_block);
+    case Format::Q3_K:
+      return blocks<256, 110>(row, k, out, q3k_block);
+    case Format::IQ4_NL:
+      return blocks<32, 18>(row, k, out, iq4nl_block);
   }
   return false;
 }

@@ -26,13 +26,23 @@
 //   Q5_K  per 8 blocks: d f16 ×16, dmin f16 ×16, SUBSCALES, then 8 × (FIFTH, NIBBLES)
 //   Q6_K  per 8 blocks: d f16 ×16, then 8 × (scales int8 ×16 of the first 16 k, then of the second,
 //         UPPER, NIBBLES)
+//   Q2_K  per 8 blocks: d f16 ×16, dmin f16 ×16, then 8 × (the first 16 k's scale (low 4 bits) and
+//         minimum (high) ×16, the second's, TWOBITS)
+//   Q3_K  per 8 blocks: d f16 ×16, SUBSCALES3, then 8 × (THIRD, TWOBITS)
+//   IQ4_NL as Q4_0; a nibble is an index into a table of 16 int8 values
 //
 //   NIBBLES    4 vectors q: low nibbles are code vector 2q, high nibbles code vector 2q + 1
 //   FIFTH      1 vector: bit j of byte c in lane r is bit 4 of the code at k = 4j + c
+//   THIRD      the same with bit 2 of the code
 //   UPPER      2 vectors h: bits 2f, 2f+1 of each byte are bits 4, 5 of code vector 4h + f
+//   TWOBITS    the same with bits 0, 1
 //   SUBSCALES  3 vectors w0 w1 w2: the file's 12 scale bytes as 3 words per row. Byte i (0 … 3) of
 //              scale(i) = w0 & 63,  scale(4+i) = w2 & 15 | (w0 >> 6) << 4,
 //              min(i)   = w1 & 63,  min(4+i)   = w2 >> 4 | (w1 >> 6) << 4
+//   SUBSCALES3 3 vectors w0 w1 w2, as before. Byte i (0 … 3) of
+//              scale(i)   = w0 & 15 | (w2 & 3) << 4,       scale(4+i)  = w1 & 15 | (w2 >> 2 & 3) <<
+//              4, scale(8+i) = w0 >> 4 | (w2 >> 4 & 3) << 4,  scale(12+i) = w1 >> 4 | (w2 >> 6) <<
+//              4, each 32 too much. Scale 2b is of the first 16 k of block b, 2b + 1 of the second
 //
 // The packed size is the file's size up to filling N to 16 and panels to 64 bytes.
 //
@@ -55,9 +65,9 @@ struct alignas(64) ActivationBlock {
   float sum;           // sa = da · Σ codes
   int32_t minus8;      // −8 · Σ codes: Q4_0's offset, ready to start an int32 accumulator
   int32_t minus16;     // −16 · Σ codes: Q5_0
-  int32_t minus128;    // −128 · Σ codes: Q8_0
-  int32_t minus32[2];  // −32 · Σ codes of the first 16, of the second 16: Q6_K
-  int32_t unused;
+  int32_t minus128;    // −128 · Σ codes: Q8_0, IQ4_NL
+  int32_t minus32[2];  // −32 · Σ codes of the first 16, of the second 16: Q6_K; an eighth: Q3_K
+  int16_t sums[2];     // Σ codes of the first 16, of the second 16, as one word: Q2_K
 };
 static_assert(sizeof(ActivationBlock) == 64);
 
@@ -113,6 +123,12 @@ static inline FormatGeometry geometry(Format format) {
       return {256, 176, 352};
     case Format::Q6_K:
       return {256, 210, 420};
+    case Format::Q2_K:
+      return {256, 84, 168};
+    case Format::Q3_K:
+      return {256, 110, 220};
+    case Format::IQ4_NL:
+      return {32, 18, 288};
   }
   return {0, 0, 0};
 }

@@ -69,6 +69,18 @@ inline uint64_t transpose8(uint64_t x) {
   return x ^ t ^ (t << 28);
 }
 
+// One bit per number, bit b of byte i being that of k = 32b + i → one vector (FIFTH, THIRD) for
+// each of the 8 blocks, `step` bytes apart.
+inline void put_bit_planes(uint8_t* out, int64_t lane, const uint8_t* planes, int64_t step) {
+  for (int c = 0; c < 4; ++c) {
+    uint64_t bits = 0;  // byte j: the file's byte for k = 4j + c
+    for (int j = 0; j < 8; ++j) bits |= static_cast<uint64_t>(planes[4 * j + c]) << (8 * j);
+    bits = transpose8(bits);
+    for (int b = 0; b < 8; ++b)
+      out[b * step + lane * 4 + c] = static_cast<uint8_t>(bits >> (8 * b));
+  }
+}
+
 // ---- one function per format: 16 rows' unit → panel -------------------------------------------
 
 void pack_q8_0(Rows rows, uint8_t* out) {
@@ -108,15 +120,7 @@ void pack_k(Rows rows, uint8_t* out) {
         code[j] = word(row + kFileCodes + b / 2 * 32 + 4 * j) >> (b % 2 * 4);
       put_nibbles(body + b * kBody + (HasFifth ? 64 : 0), r, code);
     }
-    if (HasFifth) {
-      for (int c = 0; c < 4; ++c) {
-        uint64_t bits = 0;  // byte j: the file's byte for k = 4j + c
-        for (int j = 0; j < 8; ++j) bits |= static_cast<uint64_t>(row[16 + 4 * j + c]) << (8 * j);
-        bits = transpose8(bits);
-        for (int b = 0; b < 8; ++b)
-          body[b * kBody + r * 4 + c] = static_cast<uint8_t>(bits >> (8 * b));
-      }
-    }
+    if (HasFifth) put_bit_planes(body, r, row + 16, kBody);
   }
 }
 
@@ -143,6 +147,46 @@ void pack_q6_k(Rows rows, uint8_t* out) {
       put_word(body + 96, r, upper[1]);
       put_nibbles(body + 160, r, low);
     }
+  }
+}
+
+// Two-bit codes of block b (files of Q2_K, Q3_K) → TWOBITS. Half h (128 k), i in 0 … 31: byte
+// 32h + i holds k = i, i + 32, i + 64, i + 96, two bits each.
+inline void put_two_bits(uint8_t* out, int64_t lane, const uint8_t* qs, int b) {
+  uint32_t packed[2] = {0, 0};
+  for (int j = 0; j < 8; ++j) {
+    const uint32_t two = word(qs + b / 4 * 32 + 4 * j) >> (b % 4 * 2) & 0x03030303u;
+    packed[j / 4] |= two << (2 * (j % 4));
+  }
+  put_word(out, lane, packed[0]);
+  put_word(out + 64, lane, packed[1]);
+}
+
+// File: 16 bytes of a scale and a minimum, 64 bytes of codes, d, dmin.
+void pack_q2_k(Rows rows, uint8_t* out) {
+  constexpr int kBody = 160;
+  for (int64_t r = 0; r < kPanelRows; ++r) {
+    const uint8_t* row = rows[r];
+    put_half(out, r, row + 80);
+    put_half(out + 32, r, row + 82);
+    for (int b = 0; b < 8; ++b) {
+      uint8_t* body = out + 64 + b * kBody;
+      body[r] = row[2 * b];
+      body[16 + r] = row[2 * b + 1];
+      put_two_bits(body + 32, r, row + 16, b);
+    }
+  }
+}
+
+// File: 32 bytes of third bits, 64 bytes of codes, 12 scale bytes, d.
+void pack_q3_k(Rows rows, uint8_t* out) {
+  constexpr int kHead = 224, kBody = 192;
+  for (int64_t r = 0; r < kPanelRows; ++r) {
+    const uint8_t* row = rows[r];
+    put_half(out, r, row + 108);
+    for (int i = 0; i < 3; ++i) put_word(out + 32 + i * 64, r, word(row + 96 + 4 * i));
+    put_bit_planes(out + kHead, r, row, kBody);
+    for (int b = 0; b < 8; ++b) put_two_bits(out + kHead + b * kBody + 64, r, row + 32, b);
   }
 }
 
@@ -185,6 +229,12 @@ Unit unit(Format format) {
       return {176, 2816, pack_k<true>};
     case Format::Q6_K:
       return {210, 3360, pack_q6_k};
+    case Format::Q2_K:
+      return {84, 1344, pack_q2_k};
+    case Format::Q3_K:
+      return {110, 1760, pack_q3_k};
+    case Format::IQ4_NL:
+      return {18, 288, pack_legacy<false, false>};
   }
   return {0, 0, nullptr};
 }

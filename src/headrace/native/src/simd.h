@@ -117,6 +117,16 @@ static inline i32x16 dot4(i32x16 acc, i32x16 u, i32x16 s) {
   return {_mm512_dpbusd_epi32(acc.v, u.v, s.v)};
 }
 
+// acc + Σ over 2 int16 of x · y, in every lane.
+static inline i32x16 dot2_words(i32x16 acc, i32x16 x, i32x16 y) {
+  return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(x.v, y.v))};
+}
+// Every byte of index (0 … 15) → its byte of the 16-byte table.
+static inline i32x16 look_up(const void* table, i32x16 index) {
+  const __m128i t = _mm_loadu_si128(static_cast<const __m128i*>(table));
+  return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(t), index.v)};
+}
+
 #else  // AVX2
 
 struct f32x16 {
@@ -257,6 +267,16 @@ static inline int32_t max_lane(i32x16 x) {
   __m128i q = _mm_max_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
   q = _mm_max_epi32(q, _mm_shuffle_epi32(q, 0x4e));
   return _mm_cvtsi128_si32(_mm_max_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
+}
+
+static inline i32x16 dot2_words(i32x16 acc, i32x16 x, i32x16 y) {
+  return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(x.a, y.a)),
+          _mm256_add_epi32(acc.b, _mm256_madd_epi16(x.b, y.b))};
+}
+static inline i32x16 look_up(const void* table, i32x16 index) {
+  const __m256i t =
+      _mm256_broadcastsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(table)));
+  return {_mm256_shuffle_epi8(t, index.a), _mm256_shuffle_epi8(t, index.b)};
 }
 
 // There is no exact dot of 4 bytes here: products of bytes are summed by pairs in 16 bits, and

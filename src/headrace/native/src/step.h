@@ -13,7 +13,26 @@
 namespace headrace {
 
 // Values are stable: Python passes them as integers.
-enum class Format : int32_t { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K };
+enum class Format : int32_t {
+  F32,
+  F16,
+  BF16,
+  Q4_0,
+  Q4_1,
+  Q5_0,
+  Q5_1,
+  Q8_0,
+  Q4_K,
+  Q5_K,
+  Q6_K,
+  Q2_K,
+  Q3_K,
+  IQ4_NL
+};
+constexpr Format kLastFormat = Format::IQ4_NL;
+// What the 16 codes of IQ4_NL stand for.
+alignas(16) constexpr int8_t kIQ4NLValues[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                                 1,    13,   25,  38,  53,  69,  89,  113};
 enum class KVFormat : int32_t { F32, BF16, F16 };
 enum class RowKind : int32_t { Tokens, LogitRows, PromptRows };
 enum class GateKind : int32_t { Silu, GeluTanh };

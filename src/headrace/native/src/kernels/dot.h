@@ -85,7 +85,7 @@ template <class W, int First, int Last, int M, int P>
   } else {
     // As many vectors as a 16-bit sum holds: 2 · 127 · (2^bits − 1) each; 8 · 3810, 4 · 7874, 2 ·
     // 16002.
-    constexpr int kTogether = W::kBits == 4 ? 8 : W::kBits == 5 ? 4 : 2;
+    constexpr int kTogether = W::kBits <= 4 ? 8 : W::kBits == 5 ? 4 : 2;
     constexpr int kNext = First + kTogether < Last ? First + kTogether : Last;
     add_by_pairs<W, First, kNext, 0>(reader, a, stride, sum);
     if constexpr (kNext < Last) add_codes<W, kNext, Last>(reader, a, stride, sum);

@@ -98,6 +98,12 @@ void matmul(const headrace::MatmulArgs& args, const Step& step, Worker& worker) 
       return run<WeightQ5_K>(args, step, worker);
     case Format::Q6_K:
       return run<WeightQ6_K>(args, step, worker);
+    case Format::Q2_K:
+      return run<WeightQ2_K>(args, step, worker);
+    case Format::Q3_K:
+      return run<WeightQ3_K>(args, step, worker);
+    case Format::IQ4_NL:
+      return run<WeightIQ4_NL>(args, step, worker);
   }
 }
 

@@ -41,7 +41,8 @@ void quantise(const float* x, int n, ActivationBlock* out) {
   out->minus128 = -128 * s;
   out->minus32[0] = -32 * sums.first;
   out->minus32[1] = -32 * sums.second;
-  out->unused = 0;
+  out->sums[0] = static_cast<int16_t>(sums.first);
+  out->sums[1] = static_cast<int16_t>(sums.second);
 }
 
 // n numbers → one block of 32 in `out`, the rest +0.

@@ -24,8 +24,10 @@ template <int64_t Bytes>
 // Where an int32 sum starts: minus the offset times the sum of the activation codes.
 template <class W, int Half>
 [[gnu::always_inline]] static inline i32x16 start(const ActivationBlock& a) {
-  if constexpr (W::kTwoScales)
+  if constexpr (W::kOffset == 32)
     return splati(a.minus32[Half]);
+  else if constexpr (W::kOffset == 4)
+    return splati(a.minus32[Half] / 8);  // exact
   else if constexpr (W::kOffset == 8)
     return splati(a.minus8);
   else if constexpr (W::kOffset == 16)
@@ -102,6 +104,15 @@ template <class W, int M, int P>
         const f32x16 minimum = reader[p].minimum();
 #pragma GCC unroll 16
         for (int t = 0; t < M; ++t) acc[p][t] = fma(minimum, splat(a[t * stride].sum), acc[p][t]);
+      }
+      if constexpr (W::kTwoMinima) {
+        const f32x16 minimum = reader[p].minimum();
+        const i32x16 minima = reader[p].minima();
+#pragma GCC unroll 16
+        for (int t = 0; t < M; ++t) {
+          const i32x16 j = dot2_words(zeroi(), minima, splat_word(a[t * stride].sums));
+          acc[p][t] = fma(to_float(j), minimum * splat(a[t * stride].scale), acc[p][t]);
+        }
       }
     }
   }

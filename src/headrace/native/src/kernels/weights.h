@@ -7,7 +7,8 @@
 //             give f32 ×16 and codes<J>() code vector J (unsigned bytes), each at most once per
 //             use.
 //   kOffset   what the codes carry too much (subtracted in int32), kHasMin, kTwoScales (per 16 k),
-//   kBits of a code
+//   kTwoMinima (per 16 k; then minima() gives both as int16 pairs, minimum() what multiplies their
+//   sum), kBits of a code
 #pragma once
 
 #include "matmul.h"
@@ -71,7 +72,7 @@ struct WeightQ8_0 {
   static constexpr Dot kDot = Dot::Bytes;
   static constexpr int kOffset = 128;
   static constexpr int kBits = 8;
-  static constexpr bool kHasMin = false, kTwoScales = false;
+  static constexpr bool kHasMin = false, kTwoScales = false, kTwoMinima = false;
   static constexpr int64_t kBlockBytes = 544;
   struct Reader {
     const uint8_t* at;
@@ -90,7 +91,7 @@ struct WeightLegacy {
   static constexpr Dot kDot = Dot::Bytes;
   static constexpr int kOffset = Offset;
   static constexpr int kBits = HasFifth ? 5 : 4;
-  static constexpr bool kHasMin = HasMin, kTwoScales = false;
+  static constexpr bool kHasMin = HasMin, kTwoScales = false, kTwoMinima = false;
   static constexpr int64_t kHead = HasMin ? 64 : 32;
   static constexpr int64_t kNibbles = kHead + (HasFifth ? 64 : 0);
   static constexpr int64_t kBlockBytes = kNibbles + 256;
@@ -114,6 +115,18 @@ struct WeightLegacy {
     }
   };
 };
+// The values of the codes plus 128, so that they are unsigned.
+struct WeightIQ4_NL : WeightLegacy<128, false, false> {
+  static constexpr int kBits = 8;
+  alignas(16) static constexpr uint8_t kTable[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+                                                     129, 141, 153, 166, 181, 197, 217, 241};
+  struct Reader : WeightLegacy<128, false, false>::Reader {
+    template <int J>
+    i32x16 codes() const {
+      return look_up(kTable, nibble_codes<J>(this->at + kNibbles));
+    }
+  };
+};
 using WeightQ4_0 = WeightLegacy<8, false, false>;
 using WeightQ4_1 = WeightLegacy<0, true, false>;
 using WeightQ5_0 = WeightLegacy<16, false, true>;
@@ -126,7 +139,7 @@ struct WeightK {
   static constexpr Dot kDot = Dot::Bytes;
   static constexpr int kOffset = 0;
   static constexpr int kBits = HasFifth ? 5 : 4;
-  static constexpr bool kHasMin = true, kTwoScales = false;
+  static constexpr bool kHasMin = true, kTwoScales = false, kTwoMinima = false;
   static constexpr int64_t kHead = 64 + 3 * 64;
   static constexpr int64_t kBody = 256 + (HasFifth ? 64 : 0);
   static constexpr int64_t kBlockBytes = (kHead + 8 * kBody) / 8;  // on average
@@ -178,7 +191,7 @@ struct WeightQ6_K {
   static constexpr Dot kDot = Dot::Bytes;
   static constexpr int kOffset = 32;
   static constexpr int kBits = 6;
-  static constexpr bool kHasMin = false, kTwoScales = true;
+  static constexpr bool kHasMin = false, kTwoScales = true, kTwoMinima = false;
   static constexpr int64_t kBody = 32 + 128 + 256;
   static constexpr int64_t kBlockBytes = (32 + 8 * kBody) / 8;  // on average
   struct Reader {
@@ -201,6 +214,103 @@ struct WeightQ6_K {
     template <int J>
     i32x16 codes() const {
       return nibble_codes<J>(at + 160) | upper_bits<J % 4>(loadi(at + 32 + J / 4 * 64));
+    }
+  };
+};
+
+// ---- 8 blocks of 2- and 3-bit codes, a scale per 16 k -----------------------------------------
+
+// Code vector J of 2 TWOBITS vectors.
+template <int J>
+static inline i32x16 two_bit_codes(const uint8_t* packed) {
+  return shr<J % 4 * 2>(loadi(packed + J / 4 * 64)) & splati(0x03030303);
+}
+
+struct WeightQ2_K {
+  static constexpr Dot kDot = Dot::Bytes;
+  static constexpr int kOffset = 0;
+  static constexpr int kBits = 2;
+  static constexpr bool kHasMin = false, kTwoScales = true, kTwoMinima = true;
+  static constexpr int64_t kHead = 64, kBody = 32 + 128;
+  static constexpr int64_t kBlockBytes = (kHead + 8 * kBody) / 8;  // on average
+  struct Reader {
+    const uint8_t* head;
+    const uint8_t* at;
+    void open(const uint8_t* panel) { head = panel - kHead - 8 * kBody; }
+    void next(int64_t block) {
+      if (block % 8 == 0) {
+        head += kHead + 8 * kBody;
+        at = head + kHead;
+      } else {
+        at += kBody;
+      }
+    }
+    f32x16 scale() const { return load_f16(head); }
+    f32x16 minimum() const { return zero() - load_f16(head + 32); }
+    template <int Half>
+    i32x16 half_scale() const {
+      return load_u8(at + Half * 16) & splati(15);
+    }
+    i32x16 minima() const {
+      return shr<4>(load_u8(at)) | (shl<12>(load_u8(at + 16)) & splati(0xf0000));
+    }
+    template <int J>
+    i32x16 codes() const {
+      return two_bit_codes<J>(at + 32);
+    }
+  };
+};
+
+struct WeightQ3_K {
+  static constexpr Dot kDot = Dot::Bytes;
+  static constexpr int kOffset = 4;
+  static constexpr int kBits = 3;
+  static constexpr bool kHasMin = false, kTwoScales = true, kTwoMinima = false;
+  static constexpr int64_t kHead = 32 + 3 * 64, kBody = 64 + 128;
+  static constexpr int64_t kBlockBytes = (kHead + 8 * kBody) / 8;  // on average
+  struct Reader {
+    const uint8_t* head;
+    const uint8_t* at;
+    i32x16 scales;  // four 6-bit numbers a lane, those of the current block in bytes 0 and 1
+    i32x16 third;
+    void open(const uint8_t* panel) { head = panel - kHead - 8 * kBody; }
+    void next(int64_t block) {
+      if (block % 8 == 0) {
+        head += kHead + 8 * kBody;
+        at = head + kHead;
+      } else {
+        at += kBody;
+      }
+      const i32x16 high = splati(0x30303030);
+      switch (block % 8) {
+        case 0:
+          scales = nibbles_low(loadi(head + 32)) | (shl<4>(loadi(head + 160)) & high);
+          break;
+        case 2:
+          scales = nibbles_low(loadi(head + 96)) | (shl<2>(loadi(head + 160)) & high);
+          break;
+        case 4:
+          scales = nibbles_high(loadi(head + 32)) | (loadi(head + 160) & high);
+          break;
+        case 6:
+          scales = nibbles_high(loadi(head + 96)) | (shr<2>(loadi(head + 160)) & high);
+          break;
+        default:
+          scales = shr<16>(scales);
+      }
+      third = loadi(at);
+    }
+    f32x16 scale() const { return load_f16(head); }
+    template <int Half>
+    i32x16 half_scale() const {
+      return (shr<8 * Half>(scales) & splati(0xff)) - splati(32);
+    }
+    template <int J>
+    i32x16 codes() const {
+      if constexpr (J < 3)
+        return two_bit_codes<J>(at + 64) | (shl<2 - J>(third) & splati(0x04040404));
+      else
+        return two_bit_codes<J>(at + 64) | (shr<J - 2>(third) & splati(0x04040404));
     }
   };
 };
