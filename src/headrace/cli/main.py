@@ -13,6 +13,7 @@ import sys
 import typer
 
 from headrace import __version__
+from headrace.cli.bench import bench_app
 from headrace.cli.chat import chat
 from headrace.cli.env import env
 from headrace.cli.generate import generate
@@ -53,6 +54,7 @@ app.command()(perplexity)
 app.command()(verify)
 app.command()(env)
 app.add_typer(models_app, name="models")
+app.add_typer(bench_app, name="bench")
 
 
 def run(arguments: list[str]) -> int:

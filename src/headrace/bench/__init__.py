@@ -1,0 +1,1 @@
+"""Measuring: conditions, the probe, reports, and the comparison with other engines."""
