@@ -55,8 +55,8 @@ def test_a_small_program_by_hand() -> None:
     assert {c.unit for c in attends} == {Unit.BF16}
     # One position of one layer: 2 heads of 10 + 10 numbers of 2 bytes.
     assert [c.kv_read_bytes for c in attends] == [80 * (42 + 6), 80 * (39 + 6), 80 * (42 + 6)]
-    assert by_kind["kvwrite"].kv_write_bytes == 3 * 4 * 80
-    assert by_kind["kvwrite"].kv_read_bytes == 0
+    assert by_kind["kv_write"].kv_write_bytes == 3 * 4 * 80
+    assert by_kind["kv_write"].kv_read_bytes == 0
     # Element-wise, per token: 5 operations for SILU(gate) · up, 9 with GELU; layer 0 has GELU.
     assert by_kind["gated"].operations == 4 * 72 * (9 + 5 + 5)
     assert by_kind["add"].operations == 3 * 2 * 4 * 40
@@ -64,8 +64,8 @@ def test_a_small_program_by_hand() -> None:
     # scale 1, GELU 8, copies nothing; the soft cap 3 on 2 rows of 101 logits.
     assert by_kind["unary"].operations == 4 * 40 * (1 + 3 * 8) + 2 * 101 * 3
     # Attention norms and layer norms of 4 × 40, head norms of 4 × 60, the final norm of 2 × 40.
-    assert by_kind["rmsnorm"].operations == 4 * (3 * 4 * (40 + 60) + 2 * 40)
-    assert by_kind["layernorm"].operations == 7 * 3 * 4 * 40
+    assert by_kind["rms_norm"].operations == 4 * (3 * 4 * (40 + 60) + 2 * 40)
+    assert by_kind["layer_norm"].operations == 7 * 3 * 4 * 40
     assert by_kind["select"].operations == 0
 
 
@@ -194,7 +194,7 @@ def test_a_matrix_costs_what_gguf_files_store(name: str) -> None:
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     cost = first(CostModel(OneLayer(fmt=FORMATS[name])).step([Chunk(3, 3)]).ops, Linear)
     assert cost.weight_bytes == 512 * 256 // block_size * block_bytes
-    assert cost.weight_format == name
+    assert cost.format == name
     assert cost.operations == 2 * 3 * 512 * 256
     plain = {"F32": Unit.F32, "F16": Unit.BF16, "BF16": Unit.BF16}
     assert cost.unit is plain.get(name, Unit.INT8)

@@ -150,15 +150,20 @@ class CostModel:
             case Embed(weight=name):
                 table = self._weights[name]
                 gathered = min(rows, table.rows) * table.format.row_bytes(table.columns)
-                return OpCost(op, Unit.F32, weight_bytes=gathered, weight_format=table.format.name)
+                return OpCost(op, Unit.F32, weight_bytes=gathered, format=table.format.name)
             case Linear(weight=name):
                 matrix = self._weights[name]
                 operations = 2 * rows * matrix.rows * matrix.columns
                 unit = unit_of_format(matrix.format.name)
-                return OpCost(op, unit, operations, weight_format=matrix.format.name)
+                return OpCost(op, unit, operations, format=matrix.format.name)
             case KVWrite():
                 spec = self._kv_groups[op.group]
-                return OpCost(op, Unit.F32, kv_write_bytes=rows * self._entry_bytes(spec))
+                return OpCost(
+                    op,
+                    Unit.F32,
+                    kv_write_bytes=rows * self._entry_bytes(spec),
+                    format=self._kv_format.value,
+                )
             case Attend():
                 return self._attention(op, step)
             case _:
@@ -176,6 +181,7 @@ class CostModel:
             unit_of_format(self._kv_format.value),
             operations=2 * (spec.k_dim + spec.v_dim) * op.heads * pairs,
             kv_read_bytes=positions * self._entry_bytes(spec) + again,
+            format=self._kv_format.value,
         )
 
     def _entry_bytes(self, spec: KVGroupSpec) -> int:

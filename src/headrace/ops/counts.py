@@ -6,6 +6,7 @@ This file counts nothing (ops/cost.py does) and knows no machine (limits/ does).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -61,13 +62,18 @@ def _triangle(n: int) -> int:
     return n * (n + 1) // 2
 
 
+def kind_of(op: Op) -> str:
+    """An op's kind as people read it: "linear", "rms_norm", "kv_write", …"""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=KV)(?=[A-Z])", "_", type(op).__name__).lower()
+
+
 @dataclass(frozen=True, slots=True)
 class OpCost:
     """One op's work in one step.
 
     operations: a multiply-add counts as two. Bytes are what must cross the memory bus, by class;
-    docs/limits.md says which do. weight_format: the number format of the weight that the op reads,
-    if it is a matrix or a table.
+    docs/limits.md says which do. format: the number format of what the op mainly touches, a matrix,
+    a table or the KV cache ("Q4_K", "bf16"); None for an op on activations alone.
     """
 
     op: Op
@@ -77,7 +83,7 @@ class OpCost:
     kv_read_bytes: int = 0
     kv_write_bytes: int = 0
     activation_bytes: int = 0
-    weight_format: str | None = None
+    format: str | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -141,8 +147,8 @@ class StepCost:
         return self.grouped(lambda cost: cost.op.layer)
 
     def by_kind(self) -> dict[str, Totals]:
-        """Name of the op ("linear", "attend", …) → sum."""
-        return self.grouped(lambda cost: type(cost.op).__name__.lower())
+        """Kind of op → sum."""
+        return self.grouped(lambda cost: kind_of(cost.op))
 
     def grouped(self, key: Callable[[OpCost], K]) -> dict[K, Totals]:
         """Sums by a key of one's own, in the order of first appearance."""
