@@ -23,4 +23,5 @@ NB_MODULE(_core, m) {
   register_matmul(m);
   register_kernels(m);
   register_sampler(m);
+  register_probe(m);
 }
