@@ -1,14 +1,16 @@
-"""`headrace bench`: measuring."""
+"""`headrace bench`: measuring; one file per command."""
 
 from __future__ import annotations
 
 import typer
 
 from headrace.cli.bench_compare import compare
+from headrace.cli.bench_machine import bench_machine
 
 bench_app = typer.Typer(
     help="Measuring: speed next to its limit, and next to other engines.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+bench_app.command("machine")(bench_machine)
 bench_app.command("compare")(compare)

@@ -53,8 +53,8 @@ app.command()(chat)
 app.command()(perplexity)
 app.command()(verify)
 app.command()(env)
-app.add_typer(models_app, name="models")
 app.add_typer(bench_app, name="bench")
+app.add_typer(models_app, name="models")
 
 
 def run(arguments: list[str]) -> int:

@@ -38,3 +38,12 @@ class MachineRates:
             raise UsageError(f"num_threads must be at least 1, not {self.num_threads}.")
         if self.llc_bytes < 0:
             raise UsageError(f"llc_bytes must not be negative, not {self.llc_bytes}.")
+
+    def to_dict(self) -> dict[str, float]:
+        """The rates as JSON values, in GB/s and Gop/s (10⁹)."""
+        return {
+            "read_gb_per_s": self.read_bytes_per_s / 1e9,
+            "int8_gop_per_s": self.int8_ops_per_s / 1e9,
+            "bf16_gop_per_s": self.bf16_ops_per_s / 1e9,
+            "f32_gop_per_s": self.f32_ops_per_s / 1e9,
+        }

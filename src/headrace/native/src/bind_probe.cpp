@@ -32,7 +32,7 @@ void check_seconds(double seconds) {
 }
 
 nb::tuple compute(Probe& probe, const std::string& format, const Operand& x, const Operand& y,
-                  double seconds, int64_t rounds) {
+                  std::optional<int> workers, double seconds, int64_t rounds) {
   ProbeKernels::Compute ProbeKernels::* kernel = nullptr;
   if (format == "int8") kernel = &ProbeKernels::int8;
   if (format == "bf16") kernel = &ProbeKernels::bf16;
@@ -48,17 +48,17 @@ nb::tuple compute(Probe& probe, const std::string& format, const Operand& x, con
   ProbeBurst burst;
   {
     nb::gil_scoped_release release;
-    burst = probe.compute(kernel, operands, seconds, rounds);
+    burst = probe.compute(kernel, operands, workers.value_or(probe.threads()), seconds, rounds);
   }
   return result(burst);
 }
 
-nb::tuple read(Probe& probe, double seconds) {
+nb::tuple read(Probe& probe, std::optional<int> workers, double seconds) {
   check_seconds(seconds);
   ProbeBurst burst;
   {
     nb::gil_scoped_release release;
-    burst = probe.read(seconds);
+    burst = probe.read(workers.value_or(probe.threads()), seconds);
   }
   return result(burst);
 }
@@ -74,10 +74,11 @@ void register_probe(nb::module_& m) {
       .def_prop_ro("threads", &Probe::threads)
       .def_prop_ro("buffer_bytes", &Probe::buffer_bytes)
       .def("compute", &compute, nb::arg("format"), nb::arg("x"), nb::arg("y"),
-           nb::arg("seconds") = 0.0, nb::arg("rounds") = 0,
-           "(operations, seconds, worker 0's last sums as bits) of one burst on all workers; x, y: "
+           nb::arg("workers").none() = nb::none(), nb::arg("seconds") = 0.0, nb::arg("rounds") = 0,
+           "(operations, seconds, worker 0's last sums as bits) of one burst on some workers "
+           "(default: all); x, y: "
            "operand bytes [64].")
-      .def("read", &read, nb::arg("seconds") = 0.0,
+      .def("read", &read, nb::arg("workers").none() = nb::none(), nb::arg("seconds") = 0.0,
            "(bytes, seconds, sums of the 16 word lanes) of one burst; seconds=0: every byte once.");
 }
 

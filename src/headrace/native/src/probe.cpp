@@ -54,14 +54,23 @@ Probe::Probe(int threads, const std::optional<std::string>& isa, int64_t buffer_
   });
 }
 
+void Probe::check_workers(int workers) const {
+  if (workers < 1 || workers > pool_.count())
+    throw std::invalid_argument("workers=" + std::to_string(workers) + " is not in 1 … " +
+                                std::to_string(pool_.count()));
+}
+
 ProbeBurst Probe::compute(ProbeKernels::Compute ProbeKernels::* kernel,
-                          const ProbeOperands& operands, double seconds, int64_t rounds) {
-  std::vector<Part> parts(static_cast<size_t>(pool_.count()));
+                          const ProbeOperands& operands, int workers, double seconds,
+                          int64_t rounds) {
+  check_workers(workers);
+  std::vector<Part> parts(static_cast<size_t>(workers));
   const ProbeKernels::Compute run = kernels_->*kernel;
   pool_.run([&](int index, Barrier& barrier) {
+    barrier.wait();
+    if (index >= workers) return;
     Part& part = parts[static_cast<size_t>(index)];
     int64_t done = 0;
-    barrier.wait();
     const auto start = Clock::now();
     do {
       done += run(rounds > 0 ? rounds : kRounds, operands, part.sums);
@@ -78,15 +87,17 @@ ProbeBurst Probe::compute(ProbeKernels::Compute ProbeKernels::* kernel,
   return burst;
 }
 
-ProbeBurst Probe::read(double seconds) {
+ProbeBurst Probe::read(int workers, double seconds) {
+  check_workers(workers);
   const bool once = seconds == 0.0;
   const int64_t num_chunks = buffer_.size() / kChunkBytes;
-  std::vector<Part> parts(static_cast<size_t>(pool_.count()));
+  std::vector<Part> parts(static_cast<size_t>(workers));
   std::atomic<int64_t> next{once ? 0 : next_chunk_};
   const auto start = Clock::now();
   pool_.run([&](int index, Barrier& barrier) {
-    Part& part = parts[static_cast<size_t>(index)];
     barrier.wait();
+    if (index >= workers) return;
+    Part& part = parts[static_cast<size_t>(index)];
     part.begin = seconds_since(start);
     do {
       const int64_t chunk = next.fetch_add(1, std::memory_order_relaxed);

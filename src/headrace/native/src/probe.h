@@ -49,15 +49,17 @@ class Probe {
   int threads() const { return pool_.count(); }
   int64_t buffer_bytes() const { return buffer_.size(); }
 
-  // Every worker runs `compute` for about `seconds`, at least once; with rounds > 0 exactly that
-  // many rounds instead.
+  // The first `workers` workers (1 … threads) run `kernel` for about `seconds`, at least once; with
+  // rounds > 0 exactly that many rounds instead.
   ProbeBurst compute(ProbeKernels::Compute ProbeKernels::* kernel, const ProbeOperands& operands,
-                     double seconds, int64_t rounds);
-  // Reads on through the buffer, round and round from where the last burst ended, for about
+                     int workers, double seconds, int64_t rounds);
+  // They read on through the buffer, round and round from where the last burst ended, for about
   // `seconds`; with seconds = 0 every byte once, from the start.
-  ProbeBurst read(double seconds);
+  ProbeBurst read(int workers, double seconds);
 
  private:
+  void check_workers(int workers) const;
+
   const char* isa_;
   const ProbeKernels* kernels_;
   Pool pool_;
