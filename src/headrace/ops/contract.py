@@ -1,9 +1,9 @@
 """The op vocabulary: the one language in which a model is written.
 
 A model is a program: plain Python that calls the methods of `Ops`. Interpreters answer the calls:
-`reference` with torch tensors, `native` by recording a step program, `cost` (later) with operation
-and byte counts. A program never sees a shape, a tensor or a batch: values are opaque, with static
-columns and a symbolic number of rows, so one recording serves every batch.
+`reference` with torch tensors, `native` by recording a step program, `cost` from the same recording
+with operation and byte counts. A program never sees a shape, a tensor or a batch: values are
+opaque, with static columns and a symbolic number of rows, so one recording serves every batch.
 
 Dimension letters: T new tokens in the step (flat over requests), R requests, S context length,
 E hidden, F intermediate, H query heads, K KV heads, D head dim, V vocabulary, L layers.
