@@ -14,6 +14,7 @@
 #include "matmul.h"
 #include "pack.h"
 #include "pool.h"
+#include "quantize.h"
 
 namespace headrace {
 
@@ -40,6 +41,48 @@ const char* name(Format format) {
   return kNames[static_cast<int>(format)];
 }
 
+void expect_columns(const std::string& op, Format format, int64_t k) {
+  const int64_t block = geometry(format).k;
+  if (k % block != 0)
+    refuse(op, "K (columns) is " + std::to_string(k) + ", not a multiple of " +
+                   std::to_string(block) + " as " + name(format) + " needs");
+}
+
+nb::ndarray<nb::numpy, uint8_t, nb::ndim<2>> quantize_array(int from, const Bytes& data, int64_t k,
+                                                            int to,
+                                                            const std::optional<std::string>& isa,
+                                                            int threads) {
+  constexpr int kLast = static_cast<int>(kLastFormat);
+  for (const int format : {from, to})
+    if (format < 0 || format > kLast)
+      refuse("quantize",
+             "format is " + std::to_string(format) + ", expected 0 … " + std::to_string(kLast));
+  const auto source = static_cast<Format>(from), target = static_cast<Format>(to);
+  if (k < 1 || k > std::numeric_limits<int32_t>::max())
+    refuse("quantize", "K (columns) is " + std::to_string(k));
+  expect_columns("quantize", source, k);
+  expect_columns("quantize", target, k);
+  if (threads < 1) refuse("quantize", "threads must be at least 1");
+  expect("quantize", "bytes of a row of data", static_cast<int64_t>(data.shape(1)),
+         file_row_bytes(source, k));
+  const KernelTable& kernels = choose_kernels(isa);
+  const size_t rows = data.shape(0), row_bytes = static_cast<size_t>(file_row_bytes(target, k));
+  auto out = std::make_unique_for_overwrite<uint8_t[]>(rows * row_bytes);
+  Quantized result;
+  {
+    nb::gil_scoped_release release;
+    result = quantize(source, data.data(), static_cast<int64_t>(rows), k, target, out.get(),
+                      kernels, threads);
+  }
+  if (result == Quantized::NoQuantiser)
+    refuse("quantize", std::string(name(target)) + " has no quantiser");
+  if (result == Quantized::NotFinite)
+    refuse("quantize", "a value is not finite and cannot be quantised");
+  uint8_t* p = out.release();
+  nb::capsule owner(p, [](void* q) noexcept { delete[] static_cast<uint8_t*>(q); });
+  return {p, {rows, row_bytes}, owner};
+}
+
 PackedWeights* pack_array(int format, const Bytes& data, int64_t n, int64_t k,
                           const std::optional<RowOrder>& row_order, int threads) {
   constexpr int kLast = static_cast<int>(kLastFormat);
@@ -47,14 +90,11 @@ PackedWeights* pack_array(int format, const Bytes& data, int64_t n, int64_t k,
     refuse("pack",
            "format is " + std::to_string(format) + ", expected 0 … " + std::to_string(kLast));
   const auto f = static_cast<Format>(format);
-  const FormatGeometry g = geometry(f);
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();  // no product below overflows
   if (n < 1 || k < 1 || n > kMost || k > kMost)
     refuse("pack", "N (rows) is " + std::to_string(n) + ", K (columns) is " + std::to_string(k) +
                        ", expected 1 … " + std::to_string(kMost));
-  if (k % g.k != 0)
-    refuse("pack", "K (columns) is " + std::to_string(k) + ", not a multiple of " +
-                       std::to_string(g.k) + " as " + name(f) + " needs");
+  expect_columns("pack", f, k);
   if (threads < 1) refuse("pack", "threads must be at least 1");
   expect("pack", "rows of data", static_cast<int64_t>(data.shape(0)), n);
   expect("pack", "bytes of a row of data", static_cast<int64_t>(data.shape(1)),
@@ -117,6 +157,10 @@ void register_matmul(nb::module_& m) {
         nb::rv_policy::take_ownership,
         "Packs file rows data: uint8 [n, row_bytes]; row i of the result is stored row "
         "row_order[i]. `format` counts as the Format enum of step.h.");
+  m.def("quantize", &quantize_array, nb::arg("from_format"), nb::arg("data"), nb::arg("k"),
+        nb::arg("to_format"), nb::arg("isa").none() = nb::none(), nb::arg("threads") = 1,
+        "Rows data: uint8 [n, row_bytes] of one format → rows of another; equal bytes on every "
+        "level. Formats count as the Format enum of step.h.");
   m.def("matmul", &matmul_array, nb::arg("packed"), nb::arg("x"),
         nb::arg("bias").none() = nb::none(), nb::arg("isa").none() = nb::none(),
         nb::arg("threads") = 1,

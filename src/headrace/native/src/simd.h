@@ -67,6 +67,10 @@ static inline i32x16 operator&(i32x16 a, i32x16 b) { return {_mm512_and_si512(a.
 static inline i32x16 operator|(i32x16 a, i32x16 b) { return {_mm512_or_si512(a.v, b.v)}; }
 static inline i32x16 muli(i32x16 a, i32x16 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 static inline i32x16 maxi(i32x16 a, i32x16 b) { return {_mm512_max_epi32(a.v, b.v)}; }
+static inline i32x16 mini(i32x16 a, i32x16 b) { return {_mm512_min_epi32(a.v, b.v)}; }
+static inline i32x16 select(mask16 m, i32x16 yes, i32x16 no) {
+  return {_mm512_mask_blend_epi32(m, no.v, yes.v)};
+}
 template <int N>
 static inline i32x16 shl(i32x16 a) {
   return {_mm512_slli_epi32(a.v, N)};
@@ -78,6 +82,7 @@ static inline i32x16 shr(i32x16 a) {  // logical
 static inline i32x16 to_int(f32x16 a) {  // round half to even
   return {_mm512_cvtps_epi32(a.v)};
 }
+static inline i32x16 truncate(f32x16 a) { return {_mm512_cvttps_epi32(a.v)}; }
 static inline f32x16 to_float(i32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 static inline i32x16 bits(f32x16 a) { return {_mm512_castps_si512(a.v)}; }
 static inline f32x16 from_bits(i32x16 a) { return {_mm512_castsi512_ps(a.v)}; }
@@ -213,7 +218,11 @@ HR_I32_OP(operator&, _mm256_and_si256)
 HR_I32_OP(operator|, _mm256_or_si256)
 HR_I32_OP(muli, _mm256_mullo_epi32)
 HR_I32_OP(maxi, _mm256_max_epi32)
+HR_I32_OP(mini, _mm256_min_epi32)
 #undef HR_I32_OP
+static inline i32x16 select(mask16 m, i32x16 yes, i32x16 no) {
+  return {_mm256_blendv_epi8(no.a, yes.a, m.a), _mm256_blendv_epi8(no.b, yes.b, m.b)};
+}
 template <int N>
 static inline i32x16 shl(i32x16 x) {
   return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)};
@@ -223,6 +232,9 @@ static inline i32x16 shr(i32x16 x) {
   return {_mm256_srli_epi32(x.a, N), _mm256_srli_epi32(x.b, N)};
 }
 static inline i32x16 to_int(f32x16 x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+static inline i32x16 truncate(f32x16 x) {
+  return {_mm256_cvttps_epi32(x.a), _mm256_cvttps_epi32(x.b)};
+}
 static inline f32x16 to_float(i32x16 x) {
   return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)};
 }

@@ -226,6 +226,8 @@ struct KernelTable {
   OpFn<UnaryArgs> exp, exp_nonpositive;  // elementary.h's, for tests
   OpFn<BinaryArgs> add;
   OpFn<RowsArgs> rows;
+  // x: f32 [k], finite → one row of blocks of format `to`; k in whole blocks. False: no quantiser.
+  bool (*quantize_row)(Format to, const float* x, int64_t k, uint8_t* out);
   // Bytes of one prepared activation row of k columns; a multiple of 64.
   int64_t (*activation_row_bytes)(ActivationKind kind, int64_t k);
   Workspace (*matmul_workspace)(const MatmulArgs& args, const Limits& limits);

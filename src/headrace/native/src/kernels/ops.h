@@ -21,6 +21,9 @@ int64_t activation_row_bytes(headrace::ActivationKind kind, int64_t k);
 headrace::Workspace matmul_workspace(const headrace::MatmulArgs& args,
                                      const headrace::Limits& limits);
 
+// kernels/quantize.cpp
+bool quantize_row(headrace::Format to, const float* x, int64_t k, uint8_t* out);
+
 // kernels/attention.cpp
 void kv_write(const headrace::KVWriteArgs& args, const Step& step, Worker& worker);
 void attend(const headrace::AttendArgs& args, const Step& step, Worker& worker);

@@ -26,6 +26,7 @@ const headrace::KernelTable& kernels() {
       .exp_nonpositive = exp_nonpositive,
       .add = add,
       .rows = rows,
+      .quantize_row = quantize_row,
       .activation_row_bytes = activation_row_bytes,
       .matmul_workspace = matmul_workspace,
       .attend_workspace = attend_workspace,
