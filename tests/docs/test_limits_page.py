@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-
 from test_documented_code import ENVIRONMENT, ROOT
 
 
