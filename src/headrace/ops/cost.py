@@ -11,18 +11,19 @@ memory bus in one step (docs/limits.md argues each rule):
     activations  a value larger than the cache: written once, read once by each op that reads it;
                  a smaller one never leaves the cache
 
-A new op adds one case to `CostModel._work` and one to `_weights_of`; an op with experts will count
-there the distinct ones that its rows are expected to touch.
+A new op adds its cases to `_operations` (or `_element_operations`) and `_weights_of`, and to
+`_weight_bytes` if its rows choose what is read: an op with experts counts there the distinct ones
+that a step's rows are expected to touch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from headrace.ops.contract import Activation, Rows
 from headrace.ops.counts import Chunk, OpCost, StepCost, Unit
-from headrace.ops.kv import KVFormat, KVGroupSpec
+from headrace.ops.kv import KVFormat
 from headrace.ops.program import Outline
 from headrace.ops.record import record
 from headrace.ops.recording import (
@@ -40,6 +41,7 @@ from headrace.ops.recording import (
     Select,
     Unary,
     UnaryKind,
+    Value,
 )
 
 #: Operations per element of the element-wise ops; exp and tanh count as one.
@@ -54,23 +56,32 @@ _UNARY_OPERATIONS = {
 _ROPE_OPERATIONS = 3  # a pair: four products, two sums
 
 
-def unit_of_format(name: str) -> Unit:
+def unit_of(name: str) -> Unit:
     """The unit in which numbers of a weight or KV format are multiplied."""
     return {"F32": Unit.F32, "F16": Unit.BF16, "BF16": Unit.BF16}.get(name.upper(), Unit.INT8)
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What a walk over the ops needs to know of one step."""
+    """One step, as the ops see it. pairs, before: by window, sums over the chunks."""
 
-    chunks: tuple[Chunk, ...]
     rows: Mapping[Rows, int]
+    pairs: Mapping[int | None, int]
+    before: Mapping[int | None, int]
 
-    def visible_pairs(self, window: int | None) -> int:
-        return sum(c.visible_pairs(window) for c in self.chunks)
 
-    def visible_before(self, window: int | None) -> int:
-        return sum(c.visible_before(window) for c in self.chunks)
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What of an op is the same in every step. operations: of one row; of attention, of one
+    (query, position) pair."""
+
+    op: Op
+    rows: Rows
+    values: tuple[Value, ...]
+    weights: tuple[str, ...]
+    format: str | None
+    unit: Unit
+    operations: int
 
 
 class CostModel:
@@ -94,6 +105,9 @@ class CostModel:
         self._cache_bytes = cache_bytes
         self._activation_bytes = activation_bytes
         self.recording: Recording = record(program)
+        self._ops = tuple(self._known(op) for op in self.recording.ops())
+        attends = (op for op in self.recording.ops() if isinstance(op, Attend))
+        self._windows = {op.window for op in attends}
 
     @property
     def kv_bytes_per_position(self) -> int:
@@ -126,90 +140,114 @@ class CostModel:
             Rows.LOGIT_ROWS: len(chunks) if num_logit_rows is None else num_logit_rows,
             Rows.PROMPT_ROWS: num_prompt_rows,
         }
-        step = _Step(tuple(chunks), rows)
+        step = _Step(
+            rows,
+            pairs={w: sum(c.visible_pairs(w) for c in chunks) for w in self._windows},
+            before={w: sum(c.visible_before(w) for c in chunks) for w in self._windows},
+        )
         read: set[str] = set()
-        ran = (op for op in self.recording.ops() if rows[_rows_of(op)])
-        return StepCost(tuple(self._cost(op, step, read) for op in ran))
+        ran = (known for known in self._ops if rows[known.rows])
+        return StepCost(tuple(self._cost(known, step, read) for known in ran))
 
     def _used(self) -> set[str]:
-        return {name for op in self.recording.ops() for name in _weights_of(op)}
+        return {name for known in self._ops for name in known.weights}
 
-    def _cost(self, op: Op, step: _Step, read: set[str]) -> OpCost:
-        """read: the weights that earlier ops of the step have read; the op's own are added."""
-        cost = replace(self._work(op, step), activation_bytes=self._spilled(op, step))
-        if isinstance(op, Embed):  # rows of a table: what a tied head reads is read all the same
-            return cost
-        unread = [name for name in _weights_of(op) if name not in read]
-        read.update(unread)
-        return replace(cost, weight_bytes=sum(self._weights[n].num_bytes for n in unread))
+    # ---- the same in every step -----------------------------------------------------------------
 
-    def _work(self, op: Op, step: _Step) -> OpCost:
-        """Operations, KV bytes, and the gathered rows of a table."""
-        rows = step.rows[_rows_of(op)]
-        match op:
-            case Embed(weight=name):
-                table = self._weights[name]
-                gathered = min(rows, table.rows) * table.format.row_bytes(table.columns)
-                return OpCost(op, Unit.F32, weight_bytes=gathered, format=table.format.name)
-            case Linear(weight=name):
-                matrix = self._weights[name]
-                operations = 2 * rows * matrix.rows * matrix.columns
-                unit = unit_of_format(matrix.format.name)
-                return OpCost(op, unit, operations, format=matrix.format.name)
-            case KVWrite():
-                spec = self._kv_groups[op.group]
-                return OpCost(
-                    op,
-                    Unit.F32,
-                    kv_write_bytes=rows * self._entry_bytes(spec),
-                    format=self._kv_format.value,
-                )
-            case Attend():
-                return self._attention(op, step)
-            case _:
-                return OpCost(op, Unit.F32, _element_operations(op) * rows)
-
-    def _attention(self, op: Attend, step: _Step) -> OpCost:
-        """Causal: a query at p sees p + 1 positions, or its window; QKᵀ and PV, not the softmax."""
-        spec = self._kv_groups[op.group]
-        pairs = step.visible_pairs(op.window)
-        positions = step.visible_before(op.window)
-        new_bytes = step.rows[Rows.TOKENS] * self._entry_bytes(spec)
-        again = new_bytes if self._exceeds_cache(new_bytes) else 0
-        return OpCost(
+    def _known(self, op: Op) -> _Known:
+        name = self._format(op)
+        multiplies = name is not None and isinstance(op, Linear | Attend)
+        out = op.output or op.inputs[0]
+        values = tuple(v for v in (*op.inputs, op.output) if isinstance(v, Value))
+        return _Known(
             op,
-            unit_of_format(self._kv_format.value),
-            operations=2 * (spec.k_dim + spec.v_dim) * op.heads * pairs,
-            kv_read_bytes=positions * self._entry_bytes(spec) + again,
-            format=self._kv_format.value,
+            rows=out.rows,
+            values=values,
+            weights=_weights_of(op),
+            format=name,
+            unit=unit_of(name) if multiplies and name is not None else Unit.F32,
+            operations=self._operations(op),
         )
 
-    def _entry_bytes(self, spec: KVGroupSpec) -> int:
+    def _format(self, op: Op) -> str | None:
+        """See OpCost.format."""
+        match op:
+            case Embed(weight=name) | Linear(weight=name):
+                return self._weights[name].format.name
+            case KVWrite() | Attend():
+                return self._kv_format.value
+        return None
+
+    def _operations(self, op: Op) -> int:
+        """See _Known.operations."""
+        match op:
+            case Linear(weight=name):
+                matrix = self._weights[name]
+                return 2 * matrix.rows * matrix.columns
+            case Attend(group=group, heads=heads):  # QKᵀ and PV; the softmax is not counted
+                spec = self._kv_groups[group]
+                return 2 * (spec.k_dim + spec.v_dim) * heads
+        return _element_operations(op)
+
+    # ---- one step -------------------------------------------------------------------------------
+
+    def _cost(self, known: _Known, step: _Step, read: set[str]) -> OpCost:
+        """read: the weights that earlier ops of the step have read; the op's own are added."""
+        op, rows = known.op, step.rows[known.rows]
+        times = step.pairs[op.window] if isinstance(op, Attend) else rows
+        kv_read_bytes, kv_write_bytes = self._kv_bytes(op, step)
+        return OpCost(
+            op,
+            known.unit,
+            operations=known.operations * times,
+            weight_bytes=self._weight_bytes(known, rows, read),
+            kv_read_bytes=kv_read_bytes,
+            kv_write_bytes=kv_write_bytes,
+            activation_bytes=self._spilled(known, step),
+            format=known.format,
+        )
+
+    def _weight_bytes(self, known: _Known, rows: int, read: set[str]) -> int:
+        if isinstance(known.op, Embed):  # gathers; a head that shares the table reads all of it
+            table = self._weights[known.op.weight]
+            return min(rows, table.rows) * table.format.row_bytes(table.columns)
+        unread = [name for name in known.weights if name not in read]
+        read.update(unread)
+        return sum(self._weights[name].num_bytes for name in unread)
+
+    def _kv_bytes(self, op: Op, step: _Step) -> tuple[int, int]:
+        """(read, written). New entries have just been computed: attention reads them from memory
+        only if they did not stay in the cache."""
+        match op:
+            case KVWrite(group=group):
+                return 0, step.rows[Rows.TOKENS] * self._entry_bytes(group)
+            case Attend(group=group, window=window):
+                entry = self._entry_bytes(group)
+                new_bytes = step.rows[Rows.TOKENS] * entry
+                again = new_bytes if self._exceeds_cache(new_bytes) else 0
+                return step.before[window] * entry + again, 0
+        return 0, 0
+
+    def _entry_bytes(self, group: int) -> int:
         """Bytes of one position in one layer."""
+        spec = self._kv_groups[group]
         return spec.kv_heads * (spec.k_dim + spec.v_dim) * self._kv_format.element_bytes
 
-    def _spilled(self, op: Op, step: _Step) -> int:
+    def _spilled(self, known: _Known, step: _Step) -> int:
         """Bytes that the op moves of values which do not fit into the cache."""
+        if self._cache_bytes is None:
+            return 0
         moved = 0
-        for value in (*op.inputs, op.output):
-            if value is None:
-                continue
+        for value in known.values:
             row_bytes = value.columns * self._activation_bytes
             if self._exceeds_cache(step.rows[value.rows] * row_bytes):
-                touched = value if not isinstance(op, Select) else op.out
-                moved += step.rows[touched.rows] * row_bytes
+                # Selecting touches the chosen rows only.
+                rows = known.rows if isinstance(known.op, Select) else value.rows
+                moved += step.rows[rows] * row_bytes
         return moved
 
     def _exceeds_cache(self, num_bytes: int) -> bool:
         return self._cache_bytes is not None and num_bytes > self._cache_bytes
-
-
-def _rows_of(op: Op) -> Rows:
-    """The rows that an op computes."""
-    if isinstance(op, KVWrite):
-        return op.k.rows
-    assert op.output is not None
-    return op.output.rows
 
 
 def _weights_of(op: Op) -> tuple[str, ...]:
@@ -237,6 +275,6 @@ def _element_operations(op: Op) -> int:
             return _UNARY_OPERATIONS[kind] * out.columns
         case Add(out=out):
             return out.columns
-        case Select():
+        case Embed() | KVWrite() | Select():
             return 0
     raise AssertionError(f"no cost is known for {op}; is the recording fused?")
