@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from headrace.ops.fuse_rows import row_wise
 from headrace.ops.recording import ActivationKind, Linear, Matmul, Op, Prepare, Prepared, Recording
 
 Rule = Callable[[Recording], Recording]
@@ -53,4 +54,4 @@ def share_preparations(recording: Recording, kind_of: Callable[[str], Activation
 
 
 #: What `fuse` applies after `share_preparations`, in order.
-RULES: Sequence[Rule] = ()
+RULES: Sequence[Rule] = (row_wise,)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from headrace.native import core
+from headrace.ops.barriers import Meet
 from headrace.ops.contract import Activation, RopeLayout, RopeSpec, Rows
 from headrace.ops.kv import KVFormat, KVGroupSpec
 from headrace.ops.packed import NATIVE_FORMATS, PackedWeights
@@ -18,16 +19,20 @@ from headrace.ops.recording import (
     KVWrite,
     LayerNorm,
     Matmul,
+    OneToken,
     Op,
     Prepare,
     Prepared,
     Recording,
     RmsNorm,
     Rope,
+    RowWise,
     Select,
     Unary,
     Value,
+    rows_of,
 )
+from headrace.ops.tiles import MAX_TILE_ROWS, Tile, tile_of
 
 if TYPE_CHECKING:
     from headrace.native import _core
@@ -61,8 +66,8 @@ class Lowering:
         for spec in kv_groups:
             program.add_group(len(spec.layers), spec.kv_heads, spec.k_dim, spec.v_dim)
         for segment, barriers in zip(recording.segments, self.plan.barriers, strict=True):
-            for op, barrier in zip(segment, barriers, strict=True):
-                self._add(op, barrier)
+            for op, meet in zip(segment, barriers, strict=True):
+                self._add(op, meet)
             program.end_segment()
         program.finish()
 
@@ -78,10 +83,11 @@ class Lowering:
         )
 
     def _bytes(self, value: Value | Prepared) -> int:
-        rows = int(self.program.capacity(_ROWS[value.rows]))
+        rows = _ROWS[value.rows]
         if isinstance(value, Prepared):
-            return rows * int(self.program.activation_row_bytes(value.kind.value, value.columns))
-        return rows * row_stride(value, output=value.storage in self._pinned) * 4
+            return int(self.program.prepared_bytes(rows, value.kind.value, value.columns))
+        stride = row_stride(value, output=value.storage in self._pinned)
+        return int(self.program.capacity(rows)) * stride * 4
 
     def _buffer(self, value: Prepared) -> int:
         return self._buffers[self.plan.places[value.id].buffer]
@@ -91,29 +97,13 @@ class Lowering:
             self._ropes[spec] = self.program.rope_table(list(spec.frequencies), self._max_context)
         return self._ropes[spec]
 
-    def _add(self, op: Op, barrier: bool) -> None:
-        p, m, w = self.program, self.matrix, self._weights
+    def _add(self, op: Op, meet: Meet) -> None:
+        p, m = self.program, self.matrix
         match op:
-            case Embed(weight=name, index=index, out=out):
-                table = w.table(name)
-                number = NATIVE_FORMATS[table.format.name]
-                by_position = index == "positions"
-                p.embed(table.data, number, table.columns, by_position, m(out), barrier)
-            case RmsNorm(x=x, weight=name, eps=eps, groups=groups, out=out):
-                p.rms_norm(m(x), m(out), w.vector(name), eps, groups, barrier)
-            case LayerNorm(x=x, weight=name, bias=bias, eps=eps, out=out):
-                p.layer_norm(m(x), m(out), w.vector(name), w.vector(bias), eps, barrier)
-            case Prepare(x=x, kind=kind, out=out):
-                p.prepare(m(x), kind.value, self._buffer(out), barrier)
             case Matmul(x=x, weight=name, bias=bias, out=out):
-                vector = None if bias is None else w.vector(bias)
-                p.matmul(w.matrix(name), self._buffer(x), vector, m(out), barrier)
-            case Rope(x=x, heads=heads, spec=spec, out=out, decode_offset=offset):
-                interleaved = spec.layout is RopeLayout.INTERLEAVED
-                angles = self._rope_table(spec)
-                p.rope(m(x), m(out), heads, angles, interleaved, barrier, offset)
-            case KVWrite(k=k, v=v, group=group, place=place):
-                p.kv_write(m(k), m(v), group, place, barrier)
+                vector = None if bias is None else self._weights.vector(bias)
+                copies = x.id in self.plan.copied
+                p.matmul(self._weights.matrix(name), self._buffer(x), vector, m(out), meet, copies)
             case Attend():
                 p.attend(
                     m(op.q),
@@ -124,18 +114,63 @@ class Lowering:
                     op.scale,
                     op.window or 0,
                     op.soft_cap or 0.0,
-                    barrier,
+                    meet,
                     op.last_offset,
                     op.head_shift,
                 )
+            case RowWise():
+                tile = tile_of(op)
+                p.begin_rows(
+                    _ROWS[op.rows], tile.rows, tile.columns, op.one_token.value, tile.floats
+                )
+                for part in op.parts:
+                    self._add_part(part, lambda value: self._in_tile(value, tile))
+                p.end_rows(meet)
+            case _:
+                p.begin_rows(_ROWS[rows_of(op)], MAX_TILE_ROWS, 0, OneToken.ROW.value, 0)
+                self._add_part(op, m)
+                p.end_rows(meet)
+
+    def _in_tile(self, value: Value, tile: Tile) -> _core.Matrix:
+        """Where a value lies for the parts of a row-wise record."""
+        if value.storage in tile.local:
+            at, stride = tile.local[value.storage]
+            return self.program.local_matrix(
+                _ROWS[value.rows], value.columns, stride, at + value.offset
+            )
+        matrix = self.matrix(value)
+        if value.storage in tile.spare:
+            at, _ = tile.spare[value.storage]
+            return self.program.with_spare(matrix, at + value.offset)
+        return matrix
+
+    def _add_part(self, op: Op, m: Callable[[Value], _core.Matrix]) -> None:
+        """A row-wise op, into the open record."""
+        p, w = self.program, self._weights
+        match op:
+            case Embed(weight=name, index=index, out=out):
+                table = w.table(name)
+                number = NATIVE_FORMATS[table.format.name]
+                p.embed(table.data, number, table.columns, index == "positions", m(out))
+            case RmsNorm(x=x, weight=name, eps=eps, groups=groups, out=out):
+                p.rms_norm(m(x), m(out), w.vector(name), eps, groups)
+            case LayerNorm(x=x, weight=name, bias=bias, eps=eps, out=out):
+                p.layer_norm(m(x), m(out), w.vector(name), w.vector(bias), eps)
+            case Prepare(x=x, kind=kind, out=out):
+                p.prepare(m(x), kind.value, self._buffer(out))
+            case Rope(x=x, heads=heads, spec=spec, out=out, decode_offset=offset):
+                interleaved = spec.layout is RopeLayout.INTERLEAVED
+                p.rope(m(x), m(out), heads, self._rope_table(spec), interleaved, offset)
+            case KVWrite(k=k, v=v, group=group, place=place):
+                p.kv_write(m(k), m(v), group, place)
             case Gated(gate=gate, up=up, activation=activation, out=out):
-                p.gated(m(gate), m(up), m(out), _GATES[activation], barrier)
+                p.gated(m(gate), m(up), m(out), _GATES[activation])
             case Unary(x=x, kind=kind, value=value, out=out):
-                p.unary(kind.value, m(x), m(out), value, barrier)
+                p.unary(kind.value, m(x), m(out), value)
             case Add(a=a, b=b, out=out):
-                p.add(m(a), m(b), m(out), barrier)
+                p.add(m(a), m(b), m(out))
             case Select(x=x, out=out):
-                p.rows(m(x), m(out), barrier)
+                p.rows(m(x), m(out))
             case _:
                 raise AssertionError(f"no native op for {op}")
 

@@ -4,11 +4,11 @@ Three rules, applied in order:
 1. An element-wise op writes over its first input where nobody reads that input afterwards.
 2. Buffers are reused once the last reader of what they held is done (liveness), by values whose
    rows lie alike, so that rule 3 can go row by row. Outputs stay.
-3. A barrier stands before an op that touches memory which an op since the last barrier wrote, or
-   writes memory which such an op reads; except where both go row by row, because then the same
-   worker does the same rows of both (step.h).
+3. Barriers stand where workers hand memory to each other (barriers.py).
 
-With keep=True rules 1 and 2 are off: every value has its own buffer and can be read after a step.
+What a row-wise record keeps to itself lies in its workers' scratch and is not planned here
+(tiles.py). With keep=True rules 1 and 2 are off: every value has its own buffer and can be read
+after a step.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from headrace.ops.barriers import Meet, Place, meetings
 from headrace.ops.contract import Rows
 from headrace.ops.recording import (
     Add,
-    Attend,
     Gated,
-    KVWrite,
-    Matmul,
+    OneToken,
     Op,
     Prepared,
     Recording,
     Rope,
-    Select,
+    RowWise,
     Unary,
     Value,
 )
@@ -36,22 +35,15 @@ Bytes = Callable[[Value | Prepared], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A value's memory: columns offset … of rows `stride` floats apart (prepared: both 0)."""
-
-    buffer: int
-    offset: int
-    stride: int
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
-    """buffers: bytes of each. places: value id → memory. barriers[s][i]: meet before op i of
-    segment s."""
+    """buffers: bytes of each. places: value id → memory. barriers[s][i]: in which steps workers
+    meet before op i of segment s. copied: ids of prepared values of which, in a step of one token,
+    every worker has a copy."""
 
     buffers: tuple[int, ...]
     places: dict[int, Place]
-    barriers: tuple[tuple[bool, ...], ...]
+    barriers: tuple[tuple[Meet, ...], ...]
+    copied: frozenset[int]
 
 
 def plan(recording: Recording, size: Bytes, *, keep: bool = False) -> Plan:
@@ -71,8 +63,15 @@ def plan(recording: Recording, size: Bytes, *, keep: bool = False) -> Plan:
             assert isinstance(owner, Value)
             stride = row_stride(owner, output=root in pinned)
             places[value.id] = Place(assigned[root], offset + value.offset, stride)
-    barriers = tuple(_barriers(segment, places) for segment in recording.segments)
-    return Plan(tuple(buffers), places, barriers)
+    copied = frozenset(
+        v.id
+        for op in ops
+        if isinstance(op, RowWise) and op.one_token is OneToken.COPIES
+        for v in op.out
+        if isinstance(v, Prepared)
+    )
+    barriers = tuple(meetings(segment, places, copied) for segment in recording.segments)
+    return Plan(tuple(buffers), places, barriers, copied)
 
 
 def row_stride(value: Value, *, output: bool) -> int:
@@ -110,25 +109,47 @@ def _home(homes: dict[int, tuple[int, int]], storage: int) -> tuple[int, int]:
 
 
 def _in_place(ops: Sequence[Op], pinned: set[int]) -> dict[int, tuple[int, int]]:
-    """storage of an op's output → (storage, offset) of the input it overwrites."""
+    """storage of an op's output → (storage, offset) of the input it overwrites.
+
+    Within a row-wise record the parts count one by one: a tile passes through them in order.
+    """
+    parts = [part for op in ops for part in _kernels(op)]
+    never = pinned | _not_in_place(ops)
     reads: dict[int, list[tuple[int, Value]]] = {}
-    for i, op in enumerate(ops):
-        for v in op.inputs:
+    for i, part in enumerate(parts):
+        for v in part.inputs:
             if isinstance(v, Value):
                 reads.setdefault(v.storage, []).append((i, v))
     homes: dict[int, tuple[int, int]] = {}
-    for i, op in enumerate(ops):
-        out = op.output
-        if not isinstance(out, Value) or out.storage != out.id or out.storage in pinned:
+    for i, part in enumerate(parts):
+        out = part.output
+        if not isinstance(out, Value) or out.storage != out.id or out.storage in never:
             continue
-        for x in _overwritable(op):
+        for x in _overwritable(part):
             later = (v for j, v in reads[x.storage] if j > i)
             now = (v for j, v in reads[x.storage] if j == i and v != x)
-            if x.storage in pinned or any(v.overlaps(x) for v in (*later, *now)):
+            if x.storage in never or any(v.overlaps(x) for v in (*later, *now)):
                 continue
             homes[out.storage] = (x.storage, x.offset)
             break
     return homes
+
+
+def _kernels(op: Op) -> tuple[Op, ...]:
+    """The ops whose kernels run: the parts of a row-wise record."""
+    return op.parts if isinstance(op, RowWise) else (op,)
+
+
+def _not_in_place(ops: Sequence[Op]) -> set[int]:
+    """Storages that a row-wise record keeps local; and what records write of which every worker
+    computes a copy: one may still read what another has overwritten."""
+    found: set[int] = set()
+    for op in ops:
+        if isinstance(op, RowWise):
+            stored = {v.id for v in op.out if op.one_token is not OneToken.COPIES}
+            written = (v for part in op.parts for v in part.outputs)
+            found |= {v.storage for v in written if isinstance(v, Value) and v.id not in stored}
+    return found
 
 
 def _overwritable(op: Op) -> tuple[Value, ...]:
@@ -194,54 +215,3 @@ def _assign(
             if last[r] == i and r not in forever:
                 free.setdefault(_layout(owners[r], False), []).append(assigned[r])
     return buffers, assigned
-
-
-@dataclass(frozen=True, slots=True)
-class _Region:
-    """Touched memory: columns of a buffer, or a layer of a KV group. by_row: workers share it row
-    by row (within a buffer all rows lie alike, see _layout); else anyone may touch any row."""
-
-    where: int | tuple[int, int]
-    begin: int = 0
-    end: int = 1
-    by_row: bool = False
-
-
-def _regions(op: Op, places: dict[int, Place]) -> tuple[list[_Region], list[_Region]]:
-    """What an op reads and what it writes."""
-    everywhere = isinstance(op, Matmul | Attend)
-
-    def region(v: Value | Prepared, *, by_row: bool) -> _Region:
-        place = places[v.id]
-        return _Region(place.buffer, place.offset, place.offset + v.columns, by_row)
-
-    reads = [region(v, by_row=not everywhere and not isinstance(op, Select)) for v in op.inputs]
-    writes = [region(v, by_row=not everywhere) for v in op.outputs]
-    if isinstance(op, KVWrite):
-        writes.append(_Region((op.group, op.place)))
-    if isinstance(op, Attend):
-        reads.append(_Region((op.group, op.place)))
-    return reads, writes
-
-
-def _meet(a: _Region, b: _Region) -> bool:
-    """Whether workers must meet between touching a and b."""
-    overlap = a.where == b.where and a.begin < b.end and b.begin < a.end
-    return overlap and not (a.by_row and b.by_row)
-
-
-def _barriers(ops: Sequence[Op], places: dict[int, Place]) -> tuple[bool, ...]:
-    barriers = []
-    read: list[_Region] = []
-    written: list[_Region] = []
-    for op in ops:
-        reads, writes = _regions(op, places)
-        needed = any(_meet(a, b) for a in (*reads, *writes) for b in written) or any(
-            _meet(a, b) for a in writes for b in read
-        )
-        if needed:
-            read, written = [], []
-        read += reads
-        written += writes
-        barriers.append(needed)
-    return tuple(barriers)

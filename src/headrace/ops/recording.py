@@ -238,6 +238,54 @@ class Select(Op):
     out: Value
 
 
+class OneToken(Enum):
+    """How workers share a row-wise record in a step of one token. Values as in row_wise.h."""
+
+    ROW = 0  # one worker does it
+    COLUMNS = 1  # each does some blocks of 32 columns
+    COPIES = 2  # each does all of it: matmuls read a copy of their worker's own, without a barrier
+
+
+@dataclass(frozen=True, slots=True)
+class RowWise(Op):
+    """Row-wise ops on one kind of rows, done one after the other on a few rows at a time: what they
+    hand on stays in the first-level cache. Made by fusion.
+
+    reads: what the parts find in memory. out: what ops behind it read; all else that the parts
+    write is local to a worker. by_blocks: the parts go by blocks of 32 columns, all of one width.
+    """
+
+    reads: tuple[Value | Prepared, ...]
+    out: tuple[Value | Prepared, ...]
+    by_blocks: bool
+    one_token: OneToken
+
+    @property
+    def inputs(self) -> tuple[Value | Prepared, ...]:
+        return self.reads
+
+    @property
+    def output(self) -> Value | Prepared | None:
+        return self.out[0] if len(self.out) == 1 else None
+
+    @property
+    def outputs(self) -> tuple[Value | Prepared, ...]:
+        return self.out
+
+    @property
+    def rows(self) -> Rows:
+        """The kind of its rows."""
+        return rows_of(self.fused[0])
+
+    def __str__(self) -> str:
+        return " ; ".join(str(part) for part in self.fused)
+
+
+def rows_of(op: Op) -> Rows:
+    """The kind of rows an op works on."""
+    return (op.outputs or op.inputs)[0].rows
+
+
 @dataclass(frozen=True, slots=True)
 class Recording:
     """segments: ops in order. outputs[i]: what segment i names. num_values: ids are below it."""

@@ -14,6 +14,7 @@
 #include "dispatch.h"
 #include "matmul.h"
 #include "pool.h"
+#include "row_wise.h"
 
 namespace headrace {
 
@@ -67,12 +68,24 @@ void run(OpFn<Args> KernelTable::* op, const Args& args, const Step& step, const
   run_op(pool, kernels.*op, args, step, workspace);
 }
 
+// A row-wise op: whole rows shared by the workers.
+template <class Args>
+void run(RowFn<Args> KernelTable::* op, const Args& args, const Step& step, RowKind rows,
+         const Isa& isa, int threads) {
+  const RowPart part = RowPart::make(choose_kernels(isa).*op, args);
+  Pool pool(threads);
+  nb::gil_scoped_release release;
+  const RowWiseArgs record{&part, 1, rows, step.count(rows), 0, 0, OneToken::Row};
+  run_op(pool, row_wise, record, step);
+}
+
 // ---- element by element -----------------------------------------------------------------------
 
-Out unary(OpFn<UnaryArgs> KernelTable::* op, const In<float, 2>& x, float value, const Isa& isa,
+Out unary(RowFn<UnaryArgs> KernelTable::* op, const In<float, 2>& x, float value, const Isa& isa,
           int threads) {
   NewMatrix out(x.shape(0), x.shape(1));
-  run(op, UnaryArgs{matrix_of(x), out.matrix, value}, step_of(x.shape(0)), isa, threads);
+  run(op, UnaryArgs{matrix_of(x), out.matrix, value}, step_of(x.shape(0)), RowKind::Tokens, isa,
+      threads);
   return out.array;
 }
 
@@ -80,7 +93,7 @@ Out add(const In<float, 2>& a, const In<float, 2>& b, const Isa& isa, int thread
   require(a.shape(0) == b.shape(0) && a.shape(1) == b.shape(1), "a and b differ in shape");
   NewMatrix out(a.shape(0), a.shape(1));
   run(&KernelTable::add, BinaryArgs{matrix_of(a), matrix_of(b), out.matrix}, step_of(a.shape(0)),
-      isa, threads);
+      RowKind::Tokens, isa, threads);
   return out.array;
 }
 
@@ -91,7 +104,7 @@ Out gated(const In<float, 2>& gate, const In<float, 2>& up, int kind, const Isa&
   NewMatrix out(gate.shape(0), gate.shape(1));
   run(&KernelTable::gated,
       GatedArgs{matrix_of(gate), matrix_of(up), out.matrix, static_cast<GateKind>(kind)},
-      step_of(gate.shape(0)), isa, threads);
+      step_of(gate.shape(0)), RowKind::Tokens, isa, threads);
   return out.array;
 }
 
@@ -103,7 +116,8 @@ Out rows(const In<float, 2>& x, const In<int32_t, 1>& index, const Isa& isa, int
   Step step = step_of(x.shape(0));
   step.rows[1] = index.data();
   step.num_rows[1] = static_cast<int64_t>(index.shape(0));
-  run(&KernelTable::rows, RowsArgs{matrix_of(x), out.matrix}, step, isa, threads);
+  run(&KernelTable::rows, RowsArgs{matrix_of(x), out.matrix}, step, RowKind::LogitRows, isa,
+      threads);
   return out.array;
 }
 
@@ -122,7 +136,7 @@ Out embed(const In<uint8_t, 2>& table, int format, int64_t columns, const In<int
   const EmbedArgs args{RawMatrix{stored, static_cast<int64_t>(table.shape(0)), columns,
                                  static_cast<int64_t>(table.shape(1)), table.data()},
                        by_position, out.matrix};
-  run(&KernelTable::embed, args, step, isa, threads);
+  run(&KernelTable::embed, args, step, RowKind::Tokens, isa, threads);
   return out.array;
 }
 
@@ -134,7 +148,7 @@ Out rms_norm(const In<float, 2>& x, const In<float, 1>& weight, float eps, int64
           "weight does not have columns / groups elements");
   NewMatrix out(x.shape(0), x.shape(1));
   run(&KernelTable::rms_norm, RmsNormArgs{matrix_of(x), out.matrix, weight.data(), eps, groups},
-      step_of(x.shape(0)), isa, threads);
+      step_of(x.shape(0)), RowKind::Tokens, isa, threads);
   return out.array;
 }
 
@@ -145,7 +159,7 @@ Out layer_norm(const In<float, 2>& x, const In<float, 1>& weight, const In<float
   NewMatrix out(x.shape(0), x.shape(1));
   run(&KernelTable::layer_norm,
       LayerNormArgs{matrix_of(x), out.matrix, weight.data(), bias.data(), eps}, step_of(x.shape(0)),
-      isa, threads);
+      RowKind::Tokens, isa, threads);
   return out.array;
 }
 
@@ -166,7 +180,7 @@ Out rope(const In<float, 2>& x, const In<int32_t, 1>& positions, int64_t heads,
   step.positions = positions.data();
   run(&KernelTable::rope,
       RopeArgs{matrix_of(x), out.matrix, heads, 2 * half, interleaved, cos.data(), sin.data()},
-      step, isa, threads);
+      step, RowKind::Tokens, isa, threads);
   return out.array;
 }
 
@@ -220,8 +234,8 @@ void kv_write(const KV& kv, int64_t layer, const In<float, 2>& k, const In<float
   const GroupStep group{slots.data(), nullptr, nullptr, 0};
   Step step = step_of(slots.shape(0));
   step.groups = &group;
-  run(&KernelTable::kv_write, KVWriteArgs{matrix_of(k), matrix_of(v), &m, 0, layer}, step, isa,
-      threads);
+  run(&KernelTable::kv_write, KVWriteArgs{matrix_of(k), matrix_of(v), &m, 0, layer}, step,
+      RowKind::Tokens, isa, threads);
 }
 
 Out attend(const KV& kv, int64_t layer, const In<float, 2>& q, const In<int32_t, 1>& positions,
@@ -259,7 +273,7 @@ Out attend(const KV& kv, int64_t layer, const In<float, 2>& q, const In<int32_t,
   return out.array;
 }
 
-void register_unary(nb::module_& m, const char* name, OpFn<UnaryArgs> KernelTable::* op) {
+void register_unary(nb::module_& m, const char* name, RowFn<UnaryArgs> KernelTable::* op) {
   m.def(
       name,
       [op](const In<float, 2>& x, float value, const Isa& isa, int threads) {

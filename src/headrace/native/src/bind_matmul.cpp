@@ -15,6 +15,7 @@
 #include "pack.h"
 #include "pool.h"
 #include "quantize.h"
+#include "row_wise.h"
 
 namespace headrace {
 
@@ -134,7 +135,9 @@ Result matmul_array(const PackedWeights& packed, const Floats& x, const std::opt
     const PrepareArgs prepare{in, kind, activations, area};
     const MatmulArgs args{weight, activations, area, bias ? bias->data() : nullptr,
                           Matrix{out.get(), weight.n, weight.n, RowKind::Tokens}};
-    run_op(pool, kernels.prepare, prepare, step);
+    const RowPart part = RowPart::make(kernels.prepare, prepare);
+    const RowWiseArgs record{&part, 1, RowKind::Tokens, rows, 0, 0, OneToken::Row};
+    run_op(pool, row_wise, record, step);
     const Limits limits{rows, 1, 1, threads};
     run_op(pool, kernels.matmul, args, step, kernels.matmul_workspace(args, limits));
   }

@@ -42,6 +42,10 @@ void expect_same(const char* op, const Matrix& a, const Matrix& b) {
   expect(op, "columns", a.columns, b.columns);
 }
 
+void expect_shared(const char* op, const Matrix& m) {
+  if (m.data == nullptr) refuse(std::string(op) + ": a matrix is local to a row-wise record");
+}
+
 const float* vector(const char* name, const AnyArray& array, int64_t n) {
   return elements<float>(array, name, {n});
 }
@@ -49,7 +53,7 @@ const float* vector(const char* name, const AnyArray& array, int64_t n) {
 // ---- recording ----------------------------------------------------------------------------------
 
 void add_embed(Program& p, const AnyArray& data, int format, int64_t k, bool by_position,
-               Matrix out, bool barrier) {
+               Matrix out) {
   const Format f = enumerator("weight format", format, kLastFormat);
   const uint8_t* bytes = elements<uint8_t>(data, "embed table", {kAnySize, kAnySize});
   const int64_t n = static_cast<int64_t>(data.shape(0));
@@ -62,51 +66,56 @@ void add_embed(Program& p, const AnyArray& data, int format, int64_t k, bool by_
     p.limit_positions(n);
   else
     p.limit_tokens(n);
-  p.add(p.kernels().embed, EmbedArgs{{f, n, k, row_bytes, bytes}, by_position, out}, out.rows,
-        barrier);
+  p.add_part(p.kernels().embed, EmbedArgs{{f, n, k, row_bytes, bytes}, by_position, out}, out.rows,
+             out.columns);
 }
 
 void add_rms_norm(Program& p, Matrix x, Matrix out, const AnyArray& weight, float eps,
-                  int64_t groups, bool barrier) {
+                  int64_t groups) {
   expect_same("rms_norm", x, out);
   if (groups < 1 || x.columns % groups != 0)
     refuse("rms_norm: " + std::to_string(x.columns) + " columns in " + std::to_string(groups) +
            " groups");
-  p.add(p.kernels().rms_norm,
-        RmsNormArgs{x, out, vector("rms_norm weight", weight, x.columns / groups), eps, groups},
-        out.rows, barrier);
+  p.add_part(
+      p.kernels().rms_norm,
+      RmsNormArgs{x, out, vector("rms_norm weight", weight, x.columns / groups), eps, groups},
+      out.rows, out.columns);
 }
 
 void add_layer_norm(Program& p, Matrix x, Matrix out, const AnyArray& weight, const AnyArray& bias,
-                    float eps, bool barrier) {
+                    float eps) {
   expect_same("layer_norm", x, out);
-  p.add(p.kernels().layer_norm,
-        LayerNormArgs{x, out, vector("layer_norm weight", weight, x.columns),
-                      vector("layer_norm bias", bias, x.columns), eps},
-        out.rows, barrier);
+  p.add_part(p.kernels().layer_norm,
+             LayerNormArgs{x, out, vector("layer_norm weight", weight, x.columns),
+                           vector("layer_norm bias", bias, x.columns), eps},
+             out.rows, out.columns);
 }
 
-void add_prepare(Program& p, Matrix x, int kind, int buffer, bool barrier) {
+std::byte* prepared(Program& p, int buffer, RowKind rows, int64_t row_bytes) {
+  return p.buffer(buffer, row_bytes * p.prepared_rows(rows));
+}
+
+void add_prepare(Program& p, Matrix x, int kind, int buffer) {
   const ActivationKind k = enumerator("activation kind", kind, ActivationKind::Int8);
   const int64_t row_bytes = p.kernels().activation_row_bytes(k, x.columns);
-  std::byte* out = p.buffer(buffer, row_bytes * p.capacity(x.rows));
-  p.add(p.kernels().prepare, PrepareArgs{x, k, out, row_bytes}, x.rows, barrier);
+  std::byte* out = prepared(p, buffer, x.rows, row_bytes);
+  p.add_part(p.kernels().prepare, PrepareArgs{x, k, out, row_bytes}, x.rows, x.columns);
 }
 
 void add_matmul(Program& p, const PackedWeights& weight, int buffer,
-                const std::optional<AnyArray>& bias, Matrix out, bool barrier) {
+                const std::optional<AnyArray>& bias, Matrix out, int meet, bool copies) {
   const ActivationKind k = activation_kind(weight.view.format);
   const int64_t row_bytes = p.kernels().activation_row_bytes(k, weight.view.k);
-  const std::byte* activations = p.buffer(buffer, row_bytes * p.capacity(out.rows));
+  const std::byte* activations = prepared(p, buffer, out.rows, row_bytes);
+  expect_shared("matmul", out);
   expect("matmul", "out columns", out.columns, weight.view.n);
   const float* b = bias ? vector("matmul bias", *bias, weight.view.n) : nullptr;
-  const MatmulArgs args{weight.view, activations, row_bytes, b, out};
-  p.add(p.kernels().matmul, args, out.rows, barrier,
-        p.kernels().matmul_workspace(args, p.limits()));
+  const MatmulArgs args{weight.view, activations, row_bytes, b, out, copies};
+  p.add(p.kernels().matmul, args, out.rows, meet, p.kernels().matmul_workspace(args, p.limits()));
 }
 
 void add_rope(Program& p, Matrix x, Matrix out, int64_t heads, RopeTable* table, bool interleaved,
-              bool barrier, int64_t decode_offset) {
+              int64_t decode_offset) {
   expect_same("rope", x, out);
   expect("rope", "kind of rows", static_cast<int64_t>(x.rows), 0);
   const int64_t rotary = 2 * table->columns();
@@ -116,9 +125,10 @@ void add_rope(Program& p, Matrix x, Matrix out, int64_t heads, RopeTable* table,
   if (decode_offset < -1 || decode_offset > 0)
     refuse("rope: decode_offset " + std::to_string(decode_offset));
   p.limit_positions(table->max_positions());
-  p.add(p.kernels().rope,
-        RopeArgs{x, out, heads, rotary, interleaved, table->cos(), table->sin(), decode_offset},
-        out.rows, barrier);
+  p.add_part(
+      p.kernels().rope,
+      RopeArgs{x, out, heads, rotary, interleaved, table->cos(), table->sin(), decode_offset},
+      out.rows, out.columns);
 }
 
 void check_layer(const char* op, const KVGroup& group, int64_t layer) {
@@ -127,22 +137,25 @@ void check_layer(const char* op, const KVGroup& group, int64_t layer) {
            std::to_string(group.layers));
 }
 
-void add_kv_write(Program& p, Matrix k, Matrix v, int64_t group, int64_t layer, bool barrier) {
+void add_kv_write(Program& p, Matrix k, Matrix v, int64_t group, int64_t layer) {
   const KVGroup& g = p.group(group);
   check_layer("kv_write", g, layer);
   expect_rows("kv_write", k, v);
   expect("kv_write", "kind of rows", static_cast<int64_t>(k.rows), 0);
   expect("kv_write", "key columns", k.columns, g.memory.kv_heads * g.memory.k_dim);
   expect("kv_write", "value columns", v.columns, g.memory.kv_heads * g.memory.v_dim);
-  p.add(p.kernels().kv_write, KVWriteArgs{k, v, &g.memory, group, layer}, k.rows, barrier);
+  p.add_part(p.kernels().kv_write, KVWriteArgs{k, v, &g.memory, group, layer}, k.rows,
+             std::max(k.columns, v.columns));
 }
 
 void add_attend(Program& p, Matrix q, Matrix out, int64_t group, int64_t layer, int64_t heads,
-                float scale, int64_t window, float soft_cap, bool barrier, int64_t last_offset,
+                float scale, int64_t window, float soft_cap, int meet, int64_t last_offset,
                 int64_t head_shift) {
   KVGroup& g = p.group(group);
   check_layer("attend", g, layer);
   expect_rows("attend", q, out);
+  expect_shared("attend", q);
+  expect_shared("attend", out);
   expect("attend", "kind of rows", static_cast<int64_t>(q.rows), 0);
   if (heads < 1 || heads % g.memory.kv_heads != 0)
     refuse("attend: " + std::to_string(heads) + " heads on " + std::to_string(g.memory.kv_heads) +
@@ -159,41 +172,41 @@ void add_attend(Program& p, Matrix q, Matrix out, int64_t group, int64_t layer, 
   g.window = full ? 0 : std::max(g.window, window);
   const AttendArgs args{q,     out,    &g.memory, group,       layer,     heads,
                         scale, window, soft_cap,  last_offset, head_shift};
-  p.add(p.kernels().attend, args, out.rows, barrier,
-        p.kernels().attend_workspace(args, p.limits()));
+  p.add(p.kernels().attend, args, out.rows, meet, p.kernels().attend_workspace(args, p.limits()));
 }
 
-void add_gated(Program& p, Matrix gate, Matrix up, Matrix out, int kind, bool barrier) {
+void add_gated(Program& p, Matrix gate, Matrix up, Matrix out, int kind) {
   expect_same("gated", gate, up);
   expect_same("gated", gate, out);
-  p.add(p.kernels().gated, GatedArgs{gate, up, out, enumerator("gate", kind, GateKind::GeluTanh)},
-        out.rows, barrier);
+  p.add_part(p.kernels().gated,
+             GatedArgs{gate, up, out, enumerator("gate", kind, GateKind::GeluTanh)}, out.rows,
+             out.columns);
 }
 
-void add_unary(Program& p, const std::string& kind, Matrix x, Matrix out, float value,
-               bool barrier) {
+void add_unary(Program& p, const std::string& kind, Matrix x, Matrix out, float value) {
   expect_same(kind.c_str(), x, out);
   const KernelTable& t = p.kernels();
-  const OpFn<UnaryArgs> kernel = kind == "gelu"       ? t.gelu
-                                 : kind == "scale"    ? t.scale
-                                 : kind == "soft_cap" ? t.soft_cap
-                                 : kind == "copy"     ? t.copy
-                                                      : nullptr;
+  const RowFn<UnaryArgs> kernel = kind == "gelu"       ? t.gelu
+                                  : kind == "scale"    ? t.scale
+                                  : kind == "soft_cap" ? t.soft_cap
+                                  : kind == "copy"     ? t.copy
+                                                       : nullptr;
   if (kernel == nullptr) refuse("there is no unary op '" + kind + "'");
-  p.add(kernel, UnaryArgs{x, out, value}, out.rows, barrier);
+  p.add_part(kernel, UnaryArgs{x, out, value}, out.rows, out.columns);
 }
 
-void add_add(Program& p, Matrix a, Matrix b, Matrix out, bool barrier) {
+void add_add(Program& p, Matrix a, Matrix b, Matrix out) {
   expect_same("add", a, b);
   expect_same("add", a, out);
-  p.add(p.kernels().add, BinaryArgs{a, b, out}, out.rows, barrier);
+  p.add_part(p.kernels().add, BinaryArgs{a, b, out}, out.rows, out.columns);
 }
 
-void add_rows(Program& p, Matrix x, Matrix out, bool barrier) {
+void add_rows(Program& p, Matrix x, Matrix out) {
   expect("rows", "columns", out.columns, x.columns);
   expect("rows", "kind of rows of x", static_cast<int64_t>(x.rows), 0);
   if (out.rows == RowKind::Tokens) refuse("rows: out has all tokens' rows");
-  p.add(p.kernels().rows, RowsArgs{x, out}, out.rows, barrier);
+  expect_shared("rows", x);
+  p.add_part(p.kernels().rows, RowsArgs{x, out}, out.rows, out.columns);
 }
 
 // ---- running ------------------------------------------------------------------------------------
@@ -282,6 +295,26 @@ void register_recording(nb::class_<Program>& c) {
           nb::arg("buffer"), nb::arg("rows"), nb::arg("columns"), nb::arg("stride"),
           nb::arg("offset"), "A float32 matrix [rows, columns] in a buffer, in floats.")
       .def(
+          "begin_rows",
+          [](Program& p, int rows, int64_t tile_rows, int64_t tile_columns, int one_token,
+             int64_t local_floats) {
+            p.begin_rows(enumerator("kind of rows", rows, RowKind::PromptRows), tile_rows,
+                         tile_columns, enumerator("way to share", one_token, OneToken::Copies),
+                         local_floats);
+          },
+          nb::arg("rows"), nb::arg("tile_rows"), nb::arg("tile_columns"), nb::arg("one_token"),
+          nb::arg("local_floats"), "Opens a record of row-wise ops (row_wise.h).")
+      .def("end_rows", &Program::end_rows, nb::arg("meet"))
+      .def(
+          "local_matrix",
+          [](Program& p, int rows, int64_t columns, int64_t stride, int64_t local) {
+            return p.local_matrix(enumerator("kind of rows", rows, RowKind::PromptRows), columns,
+                                  stride, local);
+          },
+          nb::arg("rows"), nb::arg("columns"), nb::arg("stride"), nb::arg("local"),
+          "A matrix that only the parts of the open record see.")
+      .def("with_spare", &Program::with_spare, nb::arg("matrix"), nb::arg("local"))
+      .def(
           "rope_table",
           [](Program& p, const std::vector<double>& frequencies, int64_t max_positions) {
             return p.keep(std::make_unique<RopeTable>(frequencies, max_positions));
@@ -291,40 +324,39 @@ void register_recording(nb::class_<Program>& c) {
            [](Program& p, int rows) {
              return p.capacity(enumerator("kind of rows", rows, RowKind::PromptRows));
            })
-      .def("activation_row_bytes",
-           [](Program& p, int kind, int64_t k) {
-             return p.kernels().activation_row_bytes(
-                 enumerator("activation kind", kind, ActivationKind::Int8), k);
+      .def("prepared_bytes",
+           [](Program& p, int rows, int kind, int64_t k) {
+             return p.prepared_rows(enumerator("kind of rows", rows, RowKind::PromptRows)) *
+                    p.kernels().activation_row_bytes(
+                        enumerator("activation kind", kind, ActivationKind::Int8), k);
            })
       .def("end_segment", &Program::end_segment)
       .def("finish", &Program::finish);
 }
 
 void register_ops(nb::class_<Program>& c) {
-  const nb::arg barrier("barrier");
+  const nb::arg meet("meet");
   c.def("embed", &add_embed, nb::keep_alive<1, 2>(), nb::arg("table"), nb::arg("format"),
-        nb::arg("k"), nb::arg("by_position"), nb::arg("out"), barrier)
+        nb::arg("k"), nb::arg("by_position"), nb::arg("out"))
       .def("rms_norm", &add_rms_norm, nb::keep_alive<1, 4>(), nb::arg("x"), nb::arg("out"),
-           nb::arg("weight"), nb::arg("eps"), nb::arg("groups"), barrier)
+           nb::arg("weight"), nb::arg("eps"), nb::arg("groups"))
       .def("layer_norm", &add_layer_norm, nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(),
-           nb::arg("x"), nb::arg("out"), nb::arg("weight"), nb::arg("bias"), nb::arg("eps"),
-           barrier)
-      .def("prepare", &add_prepare, nb::arg("x"), nb::arg("kind"), nb::arg("buffer"), barrier)
+           nb::arg("x"), nb::arg("out"), nb::arg("weight"), nb::arg("bias"), nb::arg("eps"))
+      .def("prepare", &add_prepare, nb::arg("x"), nb::arg("kind"), nb::arg("buffer"))
       .def("matmul", &add_matmul, nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>(), nb::arg("weight"),
-           nb::arg("buffer"), nb::arg("bias").none(), nb::arg("out"), barrier)
+           nb::arg("buffer"), nb::arg("bias").none(), nb::arg("out"), meet,
+           nb::arg("copies") = false)
       .def("rope", &add_rope, nb::arg("x"), nb::arg("out"), nb::arg("heads"), nb::arg("table"),
-           nb::arg("interleaved"), barrier, nb::arg("decode_offset") = 0)
+           nb::arg("interleaved"), nb::arg("decode_offset") = 0)
       .def("kv_write", &add_kv_write, nb::arg("k"), nb::arg("v"), nb::arg("group"),
-           nb::arg("layer"), barrier)
+           nb::arg("layer"))
       .def("attend", &add_attend, nb::arg("q"), nb::arg("out"), nb::arg("group"), nb::arg("layer"),
-           nb::arg("heads"), nb::arg("scale"), nb::arg("window"), nb::arg("soft_cap"), barrier,
+           nb::arg("heads"), nb::arg("scale"), nb::arg("window"), nb::arg("soft_cap"), meet,
            nb::arg("last_offset") = 0, nb::arg("head_shift") = 0)
-      .def("gated", &add_gated, nb::arg("gate"), nb::arg("up"), nb::arg("out"), nb::arg("kind"),
-           barrier)
-      .def("unary", &add_unary, nb::arg("kind"), nb::arg("x"), nb::arg("out"), nb::arg("value"),
-           barrier)
-      .def("add", &add_add, nb::arg("a"), nb::arg("b"), nb::arg("out"), barrier)
-      .def("rows", &add_rows, nb::arg("x"), nb::arg("out"), barrier);
+      .def("gated", &add_gated, nb::arg("gate"), nb::arg("up"), nb::arg("out"), nb::arg("kind"))
+      .def("unary", &add_unary, nb::arg("kind"), nb::arg("x"), nb::arg("out"), nb::arg("value"))
+      .def("add", &add_add, nb::arg("a"), nb::arg("b"), nb::arg("out"))
+      .def("rows", &add_rows, nb::arg("x"), nb::arg("out"));
 }
 
 void register_running(nb::class_<Program>& c) {

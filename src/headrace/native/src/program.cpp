@@ -49,6 +49,7 @@ int64_t Program::capacity(RowKind rows) const {
 }
 
 void Program::throw_finished() { throw std::logic_error("the program is finished"); }
+void Program::throw_in_rows() { throw std::logic_error("a row-wise record is still open"); }
 
 int Program::add_buffer(int64_t bytes) {
   if (bytes < 1 || bytes > kMaxBufferBytes) refuse("buffer of " + std::to_string(bytes) + " bytes");
@@ -78,7 +79,7 @@ Matrix Program::matrix(int buffer, RowKind rows, int64_t columns, int64_t stride
     refuse("matrix of " + std::to_string(columns) + " columns at " + std::to_string(offset) +
            ", stride " + std::to_string(stride));
   std::byte* data = this->buffer(buffer, capacity(rows) * stride * 4);
-  return {reinterpret_cast<float*>(data) + offset, columns, stride, rows};
+  return {reinterpret_cast<float*>(data) + offset, columns, stride, rows, -1};
 }
 
 std::byte* Program::buffer(int index, int64_t bytes) const {
@@ -101,13 +102,66 @@ RopeTable* Program::keep(std::unique_ptr<RopeTable> table) {
   return ropes_.back().get();
 }
 
+void Program::begin_rows(RowKind rows, int64_t tile_rows, int64_t tile_columns, OneToken one_token,
+                         int64_t local_floats) {
+  if (finished_) throw_finished();
+  if (parts_ != nullptr) throw_in_rows();
+  if (tile_rows < 1 || tile_columns < 0 || tile_columns % 32 != 0 || local_floats < 0 ||
+      local_floats > kMaxBufferBytes / 4)
+    refuse("row-wise record with tiles of " + std::to_string(tile_rows) + " rows and " +
+           std::to_string(tile_columns) + " columns, " + std::to_string(local_floats) + " floats");
+  if (one_token == OneToken::Columns && tile_columns == 0)
+    refuse("row-wise record on whole rows cannot share columns");
+  rows_.push_back(std::make_unique<std::vector<RowPart>>());
+  parts_ = rows_.back().get();
+  row_wise_ = {nullptr, 0, rows, tile_rows, tile_columns, 0, one_token};
+  local_floats_ = local_floats;
+}
+
+void Program::check_part(RowKind rows) const {
+  if (parts_ == nullptr) throw std::logic_error("there is no open row-wise record");
+  if (rows != row_wise_.rows) refuse("a part of a row-wise record has another kind of rows");
+}
+
+void Program::end_rows(int meet) {
+  if (parts_ == nullptr || parts_->empty()) throw std::logic_error("an empty row-wise record");
+  row_wise_.parts = parts_->data();
+  row_wise_.num_parts = static_cast<int64_t>(parts_->size());
+  parts_ = nullptr;
+  add(row_wise, row_wise_, row_wise_.rows, meet, {round_up(local_floats_ * 4, 64), 0});
+}
+
+void Program::check_local(int64_t columns, int64_t stride, int64_t local) const {
+  if (parts_ == nullptr) throw std::logic_error("there is no open row-wise record");
+  const int64_t width =
+      row_wise_.tile_columns > 0 ? std::min(columns, row_wise_.tile_columns) : columns;
+  if (columns < 1 || stride < width || local < 0 ||
+      local > local_floats_ - ((row_wise_.tile_rows - 1) * stride + width))
+    refuse("local matrix of " + std::to_string(columns) + " columns, stride " +
+           std::to_string(stride) + ", at " + std::to_string(local) + " of " +
+           std::to_string(local_floats_) + " floats");
+}
+
+Matrix Program::local_matrix(RowKind rows, int64_t columns, int64_t stride, int64_t local) const {
+  check_local(columns, stride, local);
+  return {nullptr, columns, stride, rows, local};
+}
+
+Matrix Program::with_spare(Matrix matrix, int64_t local) const {
+  // Only ever used for the one row of a step of one token.
+  check_local(matrix.columns, matrix.columns, local);
+  matrix.local = local;
+  return matrix;
+}
+
 void Program::limit_tokens(int64_t vocab) { vocab_ = std::min(vocab_, vocab); }
 void Program::limit_positions(int64_t positions) { positions_ = std::min(positions_, positions); }
 
 void Program::end_segment() {
   if (finished_) throw_finished();
+  if (parts_ != nullptr) throw_in_rows();
   segment_ends_.push_back(num_ops());
-  shared_in_use_ = false;
+  shared_in_use_ = kNever;
 }
 
 void Program::finish() {
@@ -260,6 +314,7 @@ void Program::run(int segment, const Step& step) {
       segment == 0 ? 0 : static_cast<size_t>(segment_ends_[static_cast<size_t>(segment) - 1]);
   const size_t end = static_cast<size_t>(segment_ends_[static_cast<size_t>(segment)]);
   const bool timed = !op_seconds_.empty();
+  const int meet = step.one_token() ? kOneToken : kSeveralTokens;
   pool_->run([&](int index, Barrier& barrier) {
     using Clock = std::chrono::steady_clock;
     Worker worker{index, pool_->count(), &barrier,
@@ -267,7 +322,7 @@ void Program::run(int segment, const Step& step) {
     Clock::time_point last = timed ? Clock::now() : Clock::time_point();
     for (size_t i = begin; i < end; ++i) {
       const OpRecord& record = records_[i];
-      if (record.barrier && i != begin) barrier.wait();
+      if ((record.meet & meet) != 0 && i != begin) barrier.wait();
       if (step.count(record.rows) > 0) record.invoke(record, step, worker);
       if (timed) {
         barrier.wait();

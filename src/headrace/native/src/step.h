@@ -2,9 +2,9 @@
 //
 // A program is a flat array of op records. All workers of the pool walk it together: each op is one
 // call `fn(args, step, worker)` made by every worker, which takes its own share of the output
-// (never a share of a reduction), then a barrier. Buffers are sized once for the largest step; a
-// row count is symbolic (RowKind) and read from the Step. Nothing here depends on the instruction
-// set.
+// (never a share of a reduction). Row-wise ops are called on tiles of rows, and several of them can
+// be one record (row_wise.h). Buffers are sized once for the largest step; a row count is symbolic
+// (RowKind) and read from the Step. Nothing here depends on the instruction set.
 #pragma once
 
 #include <cstddef>
@@ -60,6 +60,8 @@ struct Step {
   [[gnu::always_inline]] int64_t count(RowKind kind) const {
     return num_rows[static_cast<int>(kind)];
   }
+  // A step of one token: every op has one row at most, and workers share that row (row_wise.h).
+  [[gnu::always_inline]] bool one_token() const { return num_tokens == 1; }
 };
 
 class Barrier;  // pool.h
@@ -72,28 +74,47 @@ struct Worker {
   std::byte* shared;   // one for all workers, shared_bytes, 64-byte aligned
 };
 
-// Row by row: every op but matmul, attend and rows reads and writes only row r of its matrices for
-// row r, and worker w does the whole rows share(count, w). So the recorder may leave out the
-// barrier between two such ops on the same kind of rows. `rows` writes so, but reads anywhere.
-//
-// This worker's share [begin, end) of n items, contiguous, in units of `grain`.
+// This worker's share [begin, end) of n items, contiguous, in units of `grain`. A single unit is
+// worker 0's, which is the caller and never has to wake up.
 struct Share {
   int64_t begin, end;
 };
 [[gnu::always_inline]] static inline Share share(int64_t n, const Worker& w, int64_t grain = 1) {
-  int64_t units = (n + grain - 1) / grain;
-  int64_t b = units * w.index / w.count * grain, e = units * (w.index + 1) / w.count * grain;
+  const int64_t units = (n + grain - 1) / grain, up = w.count - 1;
+  const int64_t b = (units * w.index + up) / w.count * grain,
+                e = (units * (w.index + 1) + up) / w.count * grain;
   return {b < n ? b : n, e < n ? e : n};
 }
 
+// Row by row: a row-wise op (RowFn) reads and writes only row r of its matrices for row r, except
+// that `rows` reads anywhere. It is called on tiles: some rows of this worker and, for ops that go
+// element by element or by blocks of 32, some columns.
+struct RowTile {
+  int64_t row, end_row;
+  int64_t column, end_column;  // 0 and beyond every column for ops that need whole rows
+  std::byte* scratch;          // this worker's own, for local matrices
+  int64_t copy;                // which copy of a prepared row to write: row + copy
+  bool spare;                  // shared values are another worker's to write; ours go to scratch
+};
+
 // ---- memory -----------------------------------------------------------------------------------
 
-// A float32 matrix [rows, columns] inside a buffer; row r starts at data + r·stride.
+// A float32 matrix [rows, columns] inside a buffer; row r starts at data + r·stride. A local one
+// (data == nullptr) exists only between the parts of one row-wise record: the rows of a tile, at
+// float `local` of the worker's scratch. A matrix with both is local where RowTile::spare is set.
 struct Matrix {
   float* data;
   int64_t columns;
   int64_t stride;
   RowKind rows;
+  int64_t local = -1;
+
+  // Element (row, column), inside the tile.
+  [[gnu::always_inline]] float* at(int64_t row, int64_t column, const RowTile& tile) const {
+    if (local < 0 || (data != nullptr && !tile.spare)) return data + row * stride + column;
+    return reinterpret_cast<float*>(tile.scratch) + local + (row - tile.row) * stride + column -
+           tile.column;
+  }
 };
 
 // Weights [N, K] repacked into panels of 16 output rows (matmul.h says how, per format).
@@ -157,6 +178,12 @@ struct MatmulArgs {
   int64_t activation_row_bytes;
   const float* bias;  // [N] or nullptr
   Matrix out;
+  bool copies = false;  // in a step of one token each worker has prepared a row of its own
+
+  // Where this worker's activations start.
+  [[gnu::always_inline]] const std::byte* rows_of(const Step& step, const Worker& worker) const {
+    return activations + (copies && step.one_token() ? worker.index * activation_row_bytes : 0);
+  }
 };
 struct RopeArgs {
   Matrix x, out;  // out may be x
@@ -210,22 +237,24 @@ struct Workspace {
 
 template <class Args>
 using OpFn = void (*)(const Args&, const Step&, Worker&);
+template <class Args>
+using RowFn = void (*)(const Args&, const Step&, const RowTile&);
 
 struct KernelTable {
   const char* isa;
-  OpFn<EmbedArgs> embed;
-  OpFn<RmsNormArgs> rms_norm;
-  OpFn<LayerNormArgs> layer_norm;
-  OpFn<PrepareArgs> prepare;
   OpFn<MatmulArgs> matmul;
-  OpFn<RopeArgs> rope;
-  OpFn<KVWriteArgs> kv_write;
   OpFn<AttendArgs> attend;
-  OpFn<GatedArgs> gated;
-  OpFn<UnaryArgs> gelu, scale, soft_cap, copy;
-  OpFn<UnaryArgs> exp, exp_nonpositive;  // elementary.h's, for tests
-  OpFn<BinaryArgs> add;
-  OpFn<RowsArgs> rows;
+  RowFn<EmbedArgs> embed;
+  RowFn<RmsNormArgs> rms_norm;
+  RowFn<LayerNormArgs> layer_norm;
+  RowFn<PrepareArgs> prepare;
+  RowFn<RopeArgs> rope;
+  RowFn<KVWriteArgs> kv_write;
+  RowFn<GatedArgs> gated;
+  RowFn<UnaryArgs> gelu, scale, soft_cap, copy;
+  RowFn<UnaryArgs> exp, exp_nonpositive;  // elementary.h's, for tests
+  RowFn<BinaryArgs> add;
+  RowFn<RowsArgs> rows;
   // x: f32 [k], finite → one row of blocks of format `to`; k in whole blocks. False: no quantiser.
   bool (*quantize_row)(Format to, const float* x, int64_t k, uint8_t* out);
   // Bytes of one prepared activation row of k columns; a multiple of 64.

@@ -1,9 +1,8 @@
 // Everything between the matmuls and attention: embed, norms, rope, gates, sums, row selection.
 //
-// Shapes: matrices [rows, columns] with a row stride, rows from the Step. Plan: workers split rows
-// (step.h, "row by row"); no reduction is ever split. Bytes: each input once, each output once;
-// bandwidth-bound. Outputs may be their inputs. Arithmetic: docs/numerics.md, "Norms" and
-// "Element-wise".
+// Shapes: matrices [rows, columns] with a row stride. Plan: row-wise, on tiles (step.h); no
+// reduction is ever split. Bytes: each input once, each output once, none for what stays local.
+// Outputs may be their inputs. Arithmetic: docs/numerics.md, "Norms" and "Element-wise".
 #include <cstring>
 
 #include "dequantize.h"
@@ -12,24 +11,12 @@
 
 namespace HR_ISA {
 
-using headrace::Matrix;
-using headrace::Share;
-using headrace::share;
-
-static inline float* row_of(const Matrix& m, int64_t r) { return m.data + r * m.stride; }
-
-// body(row, first column, end column) over this worker's rows of a [rows, columns] matrix, in
-// chunks that start at multiples of 16 columns.
+// body(row, first column, number of columns) over the tile's part of a matrix of `columns`.
 template <class Body>
-static inline void for_chunks(int64_t rows, int64_t columns, const Worker& worker, Body body) {
-  constexpr int64_t chunk = 512;
-  const int64_t per_row = (columns + chunk - 1) / chunk;
-  const Share mine = share(rows * per_row, worker, per_row);
-  for (int64_t i = mine.begin; i < mine.end; ++i) {
-    const int64_t row = i / per_row, begin = i % per_row * chunk;
-    const int64_t end = begin + chunk < columns ? begin + chunk : columns;
-    body(row, begin, end);
-  }
+static inline void for_rows(int64_t columns, const RowTile& tile, Body body) {
+  const int64_t end = tile.end_column < columns ? tile.end_column : columns;
+  if (tile.column >= end) return;
+  for (int64_t row = tile.row; row < tile.end_row; ++row) body(row, tile.column, end - tile.column);
 }
 
 // out = f(x) on n elements, 16 at a time; f is given the same zero-filled lanes on every level.
@@ -49,12 +36,10 @@ static inline void map(const float* a, const float* b, float* out, int64_t n, F 
 }
 
 template <class F>
-static inline void unary(const headrace::UnaryArgs& args, const Step& step, const Worker& worker,
-                         F f) {
-  for_chunks(step.count(args.x.rows), args.x.columns, worker,
-             [&](int64_t row, int64_t begin, int64_t end) {
-               map(row_of(args.x, row) + begin, row_of(args.out, row) + begin, end - begin, f);
-             });
+static inline void unary(const headrace::UnaryArgs& args, const RowTile& tile, F f) {
+  for_rows(args.x.columns, tile, [&](int64_t row, int64_t column, int64_t n) {
+    map(args.x.at(row, column, tile), args.out.at(row, column, tile), n, f);
+  });
 }
 
 static inline f32x16 gelu_lanes(f32x16 x) {
@@ -70,12 +55,11 @@ static inline f32x16 silu_lanes(f32x16 g) {
 
 // ---- gathers ----------------------------------------------------------------------------------
 
-void embed(const headrace::EmbedArgs& args, const Step& step, Worker& worker) {
+void embed(const headrace::EmbedArgs& args, const Step& step, const RowTile& tile) {
   const headrace::RawMatrix& table = args.table;
-  const Share mine = share(step.count(args.out.rows), worker);
-  for (int64_t t = mine.begin; t < mine.end; ++t) {
+  for (int64_t t = tile.row; t < tile.end_row; ++t) {
     const int64_t index = args.by_position ? step.positions[t] : step.tokens[t];
-    float* out = row_of(args.out, t);
+    float* out = args.out.at(t, 0, tile);
     // An index outside the table is refused long before; here it must only never be read.
     const bool ok =
         index >= 0 && index < table.n &&
@@ -85,25 +69,24 @@ void embed(const headrace::EmbedArgs& args, const Step& step, Worker& worker) {
   }
 }
 
-void rows(const headrace::RowsArgs& args, const Step& step, Worker& worker) {
+void rows(const headrace::RowsArgs& args, const Step& step, const RowTile& tile) {
   const int32_t* index = step.rows[static_cast<int>(args.out.rows)];
-  for_chunks(step.count(args.out.rows), args.out.columns, worker,
-             [&](int64_t row, int64_t begin, int64_t end) {
-               const int64_t source = index != nullptr ? index[row] : row;
-               std::memcpy(row_of(args.out, row) + begin, row_of(args.x, source) + begin,
-                           static_cast<size_t>(end - begin) * sizeof(float));
-             });
+  for_rows(args.out.columns, tile, [&](int64_t row, int64_t column, int64_t n) {
+    const int64_t source = index != nullptr ? index[row] : row;
+    std::memcpy(args.out.at(row, column, tile), args.x.data + source * args.x.stride + column,
+                static_cast<size_t>(n) * sizeof(float));
+  });
 }
 
 // ---- norms ------------------------------------------------------------------------------------
 
-void rms_norm(const headrace::RmsNormArgs& args, const Step& step, Worker& worker) {
+void rms_norm(const headrace::RmsNormArgs& args, const Step& step, const RowTile& tile) {
   const int64_t n = args.x.columns / args.groups;
-  const Share mine = share(step.count(args.x.rows) * args.groups, worker, args.groups);
-  for (int64_t i = mine.begin; i < mine.end; ++i) {
+  const int64_t begin = tile.row * args.groups, end = tile.end_row * args.groups;
+  for (int64_t i = begin; i < end; ++i) {
     const int64_t row = i / args.groups, first = i % args.groups * n;
-    const float* x = row_of(args.x, row) + first;
-    float* out = row_of(args.out, row) + first;
+    const float* x = args.x.at(row, first, tile);
+    float* out = args.out.at(row, first, tile);
     f32x16 squares = zero();
     int64_t c = 0;
     for (; c + 16 <= n; c += 16) squares = fma(load(x + c), load(x + c), squares);
@@ -117,13 +100,12 @@ void rms_norm(const headrace::RmsNormArgs& args, const Step& step, Worker& worke
   }
 }
 
-void layer_norm(const headrace::LayerNormArgs& args, const Step& step, Worker& worker) {
+void layer_norm(const headrace::LayerNormArgs& args, const Step& step, const RowTile& tile) {
   const int64_t n = args.x.columns, full = n / 16 * 16;
   const int rest = static_cast<int>(n - full);
-  const Share mine = share(step.count(args.x.rows), worker);
-  for (int64_t row = mine.begin; row < mine.end; ++row) {
-    const float* x = row_of(args.x, row);
-    float* out = row_of(args.out, row);
+  for (int64_t row = tile.row; row < tile.end_row; ++row) {
+    const float* x = args.x.at(row, 0, tile);
+    float* out = args.out.at(row, 0, tile);
     f32x16 sum = zero(), squares = zero();
     for (int64_t c = 0; c < full; c += 16) sum = sum + load(x + c);
     if (rest > 0) sum = sum + load_first(x + full, rest);
@@ -176,15 +158,15 @@ static inline void rotate_interleaved(const float* x, float* out, int64_t half, 
   }
 }
 
-void rope(const headrace::RopeArgs& args, const Step& step, Worker& worker) {
+void rope(const headrace::RopeArgs& args, const Step& step, const RowTile& tile) {
   const int64_t dim = args.x.columns / args.heads, half = args.rotary_dim / 2;
   const int64_t offset = step.num_tokens == step.num_requests ? args.decode_offset : 0;
-  const Share mine = share(step.count(args.x.rows) * args.heads, worker, args.heads);
-  for (int64_t i = mine.begin; i < mine.end; ++i) {
+  const int64_t begin = tile.row * args.heads, end = tile.end_row * args.heads;
+  for (int64_t i = begin; i < end; ++i) {
     const int64_t row = i / args.heads, first = i % args.heads * dim;
     const int64_t turned = step.positions[row] + offset, position = turned > 0 ? turned : 0;
-    const float* x = row_of(args.x, row) + first;
-    float* out = row_of(args.out, row) + first;
+    const float* x = args.x.at(row, first, tile);
+    float* out = args.out.at(row, first, tile);
     const float *cos = args.cos + position * half, *sin = args.sin + position * half;
     if (args.interleaved)
       rotate_interleaved(x, out, half, cos, sin);
@@ -198,13 +180,12 @@ void rope(const headrace::RopeArgs& args, const Step& step, Worker& worker) {
 
 // ---- element by element -----------------------------------------------------------------------
 
-void gated(const headrace::GatedArgs& args, const Step& step, Worker& worker) {
+void gated(const headrace::GatedArgs& args, const Step& step, const RowTile& tile) {
   const auto run = [&](auto f) {
-    for_chunks(step.count(args.gate.rows), args.gate.columns, worker,
-               [&](int64_t row, int64_t begin, int64_t end) {
-                 map(row_of(args.gate, row) + begin, row_of(args.up, row) + begin,
-                     row_of(args.out, row) + begin, end - begin, f);
-               });
+    for_rows(args.gate.columns, tile, [&](int64_t row, int64_t column, int64_t n) {
+      map(args.gate.at(row, column, tile), args.up.at(row, column, tile),
+          args.out.at(row, column, tile), n, f);
+    });
   };
   if (args.kind == headrace::GateKind::Silu)
     run([](f32x16 g, f32x16 u) { return silu_lanes(g) * u; });
@@ -212,43 +193,40 @@ void gated(const headrace::GatedArgs& args, const Step& step, Worker& worker) {
     run([](f32x16 g, f32x16 u) { return gelu_lanes(g) * u; });
 }
 
-void gelu(const headrace::UnaryArgs& args, const Step& step, Worker& worker) {
-  unary(args, step, worker, [](f32x16 x) { return gelu_lanes(x); });
+void gelu(const headrace::UnaryArgs& args, const Step& step, const RowTile& tile) {
+  unary(args, tile, [](f32x16 x) { return gelu_lanes(x); });
 }
 
-void scale(const headrace::UnaryArgs& args, const Step& step, Worker& worker) {
+void scale(const headrace::UnaryArgs& args, const Step& step, const RowTile& tile) {
   const f32x16 factor = splat(args.value);
-  unary(args, step, worker, [factor](f32x16 x) { return x * factor; });
+  unary(args, tile, [factor](f32x16 x) { return x * factor; });
 }
 
-void soft_cap(const headrace::UnaryArgs& args, const Step& step, Worker& worker) {
+void soft_cap(const headrace::UnaryArgs& args, const Step& step, const RowTile& tile) {
   const f32x16 cap = splat(args.value);
-  unary(args, step, worker, [cap](f32x16 x) { return cap * tanh(x / cap); });
+  unary(args, tile, [cap](f32x16 x) { return cap * tanh(x / cap); });
 }
 
-void exp(const headrace::UnaryArgs& args, const Step& step, Worker& worker) {
-  unary(args, step, worker, [](f32x16 x) { return exp(x); });
+void exp(const headrace::UnaryArgs& args, const Step& step, const RowTile& tile) {
+  unary(args, tile, [](f32x16 x) { return exp(x); });
 }
 
-void exp_nonpositive(const headrace::UnaryArgs& args, const Step& step, Worker& worker) {
-  unary(args, step, worker, [](f32x16 x) { return exp_nonpositive(x); });
+void exp_nonpositive(const headrace::UnaryArgs& args, const Step& step, const RowTile& tile) {
+  unary(args, tile, [](f32x16 x) { return exp_nonpositive(x); });
 }
 
-void copy(const headrace::UnaryArgs& args, const Step& step, Worker& worker) {
-  for_chunks(step.count(args.x.rows), args.x.columns, worker,
-             [&](int64_t row, int64_t begin, int64_t end) {
-               std::memmove(row_of(args.out, row) + begin, row_of(args.x, row) + begin,
-                            static_cast<size_t>(end - begin) * sizeof(float));
-             });
+void copy(const headrace::UnaryArgs& args, const Step& step, const RowTile& tile) {
+  for_rows(args.x.columns, tile, [&](int64_t row, int64_t column, int64_t n) {
+    std::memmove(args.out.at(row, column, tile), args.x.at(row, column, tile),
+                 static_cast<size_t>(n) * sizeof(float));
+  });
 }
 
-void add(const headrace::BinaryArgs& args, const Step& step, Worker& worker) {
-  for_chunks(step.count(args.a.rows), args.a.columns, worker,
-             [&](int64_t row, int64_t begin, int64_t end) {
-               map(row_of(args.a, row) + begin, row_of(args.b, row) + begin,
-                   row_of(args.out, row) + begin, end - begin,
-                   [](f32x16 a, f32x16 b) { return a + b; });
-             });
+void add(const headrace::BinaryArgs& args, const Step& step, const RowTile& tile) {
+  for_rows(args.a.columns, tile, [&](int64_t row, int64_t column, int64_t n) {
+    map(args.a.at(row, column, tile), args.b.at(row, column, tile), args.out.at(row, column, tile),
+        n, [](f32x16 a, f32x16 b) { return a + b; });
+  });
 }
 
 }  // namespace HR_ISA

@@ -1,7 +1,7 @@
 // kv_write: stores new keys and values, rounded to the KV format, where the slots say.
 //
-// Shapes: k [T, K·Dk], v [T, K·Dv] float32 → KV memory (layout in step.h). Plan: workers split
-// tokens; two tokens never share an element. Bytes: k and v read once, written once
+// Shapes: k [T, K·Dk], v [T, K·Dv] float32 → KV memory (layout in step.h). Plan: row by row;
+// two tokens never share an element. Bytes: k and v read once, written once
 // in pairs 64 bytes (keys) or elements 2 elements apart (values).
 #include <cstring>
 
@@ -36,33 +36,33 @@ static void scatter(const float* x, int64_t n, Element* out, int64_t pair_step, 
 }
 
 template <KVFormat format, class Element>
-static void write(const headrace::KVWriteArgs& args, const Step& step, const Worker& worker) {
+static void write(const headrace::KVWriteArgs& args, const Step& step, const RowTile& tile) {
   const KVMemory& m = *args.memory;
   const int32_t* slots = step.groups[args.group].slots;
-  const int64_t tokens = step.num_tokens;
-  const headrace::Share mine = headrace::share(tokens * m.kv_heads, worker, m.kv_heads);
-  for (int64_t i = mine.begin; i < mine.end; ++i) {
-    const int64_t t = i / m.kv_heads, head = i % m.kv_heads, slot = slots[t];
+  for (int64_t t = tile.row; t < tile.end_row; ++t) {
+    const int64_t slot = slots[t];
     if (slot < 0 || slot >= m.num_blocks * m.block_size) continue;
     const int64_t block = slot / m.block_size, offset = slot % m.block_size, in_run = offset % 16;
-    std::byte* k = key_run(m, args.layer, block, head, offset - in_run, sizeof(Element));
-    std::byte* v = value_run(m, args.layer, block, head, offset - in_run, sizeof(Element));
-    // K element d at [d/2][in_run][d%2]; V element d at [in_run/2][d][in_run%2].
-    scatter<format>(args.k.data + t * args.k.stride + head * m.k_dim, m.k_dim,
-                    reinterpret_cast<Element*>(k) + in_run * 2, 32, 1);
-    scatter<format>(args.v.data + t * args.v.stride + head * m.v_dim, m.v_dim,
-                    reinterpret_cast<Element*>(v) + in_run / 2 * m.v_dim * 2 + in_run % 2, 4, 2);
+    for (int64_t head = 0; head < m.kv_heads; ++head) {
+      std::byte* k = key_run(m, args.layer, block, head, offset - in_run, sizeof(Element));
+      std::byte* v = value_run(m, args.layer, block, head, offset - in_run, sizeof(Element));
+      // K element d at [d/2][in_run][d%2]; V element d at [in_run/2][d][in_run%2].
+      scatter<format>(args.k.at(t, head * m.k_dim, tile), m.k_dim,
+                      reinterpret_cast<Element*>(k) + in_run * 2, 32, 1);
+      scatter<format>(args.v.at(t, head * m.v_dim, tile), m.v_dim,
+                      reinterpret_cast<Element*>(v) + in_run / 2 * m.v_dim * 2 + in_run % 2, 4, 2);
+    }
   }
 }
 
-void kv_write(const headrace::KVWriteArgs& args, const Step& step, Worker& worker) {
+void kv_write(const headrace::KVWriteArgs& args, const Step& step, const RowTile& tile) {
   switch (args.memory->format) {
     case KVFormat::F32:
-      return write<KVFormat::F32, uint32_t>(args, step, worker);
+      return write<KVFormat::F32, uint32_t>(args, step, tile);
     case KVFormat::BF16:
-      return write<KVFormat::BF16, uint16_t>(args, step, worker);
+      return write<KVFormat::BF16, uint16_t>(args, step, tile);
     case KVFormat::F16:
-      return write<KVFormat::F16, uint16_t>(args, step, worker);
+      return write<KVFormat::F16, uint16_t>(args, step, tile);
   }
 }
 

@@ -51,10 +51,15 @@ void walk(const Problem& problem, int64_t begin, int64_t end, int64_t token, int
 template <class W>
 void run(const headrace::MatmulArgs& args, const Step& step, const Worker& worker) {
   const headrace::PackedMatrix& weight = args.weight;
-  const Problem problem = {
-      weight.data,      weight.panel_bytes,        weight.n,  headrace::num_blocks(weight.k),
-      args.activations, args.activation_row_bytes, args.bias, args.out.data,
-      args.out.stride};
+  const Problem problem = {weight.data,
+                           weight.panel_bytes,
+                           weight.n,
+                           headrace::num_blocks(weight.k),
+                           args.rows_of(step, worker),
+                           args.activation_row_bytes,
+                           args.bias,
+                           args.out.data,
+                           args.out.stride};
   const int64_t tokens = step.count(args.out.rows), panels = headrace::num_panels(weight.n);
   int64_t group = kGroupBytes / args.activation_row_bytes / kMaxTile * kMaxTile;
   if (group < kMaxTile) group = kMaxTile;

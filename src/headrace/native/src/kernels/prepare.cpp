@@ -1,6 +1,6 @@
 // Activations as a matmul wants them: f32, bf16 or int8 areas, one per token (matmul.h).
 //
-// x: f32 [T, K] → out: T areas of row_bytes. Workers share tokens. Reads 4·T·K bytes.
+// x: f32 [T, K] → out: T areas of row_bytes. Row-wise, by blocks of 32 columns.
 #include "kernels/ops.h"
 #include "matmul.h"
 #include "simd.h"
@@ -57,30 +57,26 @@ void round_bf16(const float* x, int n, uint16_t* out) {
 
 }  // namespace
 
-void prepare(const headrace::PrepareArgs& args, const Step& step, Worker& worker) {
-  const int64_t columns = args.x.columns, blocks = headrace::num_blocks(columns);
-  const headrace::Share mine = share(step.count(args.x.rows) * blocks, worker, blocks);
-  int64_t token = mine.begin / blocks, block = mine.begin % blocks;
-  for (int64_t i = mine.begin; i < mine.end; ++i) {
-    const float* x = args.x.data + token * args.x.stride + block * kBlock;
-    const int64_t left = columns - block * kBlock;
-    const int n = left < kBlock ? static_cast<int>(left) : 32;
-    std::byte* out = args.out + token * args.row_bytes;
-    switch (args.kind) {
-      case ActivationKind::F32:
-        copy_f32(x, n, reinterpret_cast<float*>(out) + block * kBlock);
-        break;
-      case ActivationKind::BF16:
-        round_bf16(x, n, reinterpret_cast<uint16_t*>(out) + block * kBlock);
-        break;
-      case ActivationKind::Int8:
-        quantise(x, n, reinterpret_cast<ActivationBlock*>(out) + block);
-        break;
-    }
-    if (++block == blocks) {
-      block = 0;
-      ++token;
-    }
+template <class Element, void (*convert)(const float*, int, Element*)>
+static void convert_rows(const headrace::PrepareArgs& args, const RowTile& tile, int64_t step) {
+  const int64_t end = tile.end_column < args.x.columns ? tile.end_column : args.x.columns;
+  for (int64_t row = tile.row; row < tile.end_row; ++row) {
+    const float* x = args.x.at(row, tile.column, tile);
+    auto* out = reinterpret_cast<Element*>(args.out + (row + tile.copy) * args.row_bytes) +
+                tile.column / kBlock * step;
+    for (int64_t left = end - tile.column; left > 0; left -= kBlock, x += kBlock, out += step)
+      convert(x, left < kBlock ? static_cast<int>(left) : 32, out);
+  }
+}
+
+void prepare(const headrace::PrepareArgs& args, const Step& step, const RowTile& tile) {
+  switch (args.kind) {
+    case ActivationKind::F32:
+      return convert_rows<float, copy_f32>(args, tile, kBlock);
+    case ActivationKind::BF16:
+      return convert_rows<uint16_t, round_bf16>(args, tile, kBlock);
+    case ActivationKind::Int8:
+      return convert_rows<ActivationBlock, quantise>(args, tile, 1);
   }
 }
 

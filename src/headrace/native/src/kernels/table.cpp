@@ -9,14 +9,14 @@ namespace HR_ISA {
 const headrace::KernelTable& kernels() {
   static constexpr headrace::KernelTable table = {
       .isa = HR_STRING(HR_ISA),
+      .matmul = matmul,
+      .attend = attend,
       .embed = embed,
       .rms_norm = rms_norm,
       .layer_norm = layer_norm,
       .prepare = prepare,
-      .matmul = matmul,
       .rope = rope,
       .kv_write = kv_write,
-      .attend = attend,
       .gated = gated,
       .gelu = gelu,
       .scale = scale,
