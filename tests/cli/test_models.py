@@ -37,6 +37,18 @@ def test_list_shows_the_aliases_of_an_empty_cache(tmp_path: Path) -> None:
 
 
 @pytest.mark.models
+def test_show_tells_what_quantising_at_load_does() -> None:
+    shown = facts("show", "smollm2-135m", "--quantize", "q4_0")["quantize"]
+    assert shown["formats"] == {"Q4_0": 210}
+    assert shown["kept"] == 1  # the tied head, stored as Q8_0
+    assert shown["result_bytes"] < shown["stored_bytes"]
+    text = run("show", "smollm2-135m", "--quantize", "q2_k").stdout
+    assert "rows of 180 do not divide by 256, which Q2_K needs" in text
+    assert "rounded a second time" in text
+    assert run("show", "smollm2-135m", "--quantize", "q9").returncode == 2
+
+
+@pytest.mark.models
 def test_show_smollm2() -> None:
     shown = facts("show", "smollm2-135m")
     assert shown["architecture"] == "llama"

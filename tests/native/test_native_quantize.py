@@ -32,7 +32,7 @@ def quantised(name: str, values: F32, source: str = "F32", **options: object) ->
 
 
 def awkward_values(seed: int, columns: int = 512) -> F32:
-    """Magnitudes whose scales float16 holds, ties, zeros, constant and one-sided rows, a lone peak."""
+    """Many magnitudes, ties, zeros, constant and one-sided rows, a lone peak."""
     rng = np.random.default_rng(seed)
     values = rng.standard_normal((64, columns)) * 10.0 ** rng.integers(-2, 4, (64, 1))
     values[3] = 0

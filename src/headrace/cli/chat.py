@@ -34,6 +34,7 @@ def chat(
     repetition_penalty: o.RepetitionPenalty = 1.0,
     seed: o.Seed = None,
     threads: o.Threads = None,
+    quantize: o.Quantize = None,
     kv_cache_dtype: o.KVFormat = "bf16",
     chat_template: o.ChatTemplate = None,
     offline: o.Offline = False,
@@ -57,6 +58,7 @@ def chat(
         **o.given(
             max_model_len=max_model_len,
             num_threads=threads,
+            quantize=quantize,
             chat_template=str(chat_template) if chat_template else None,
         ),
     )

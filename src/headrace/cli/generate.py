@@ -64,6 +64,7 @@ def generate(
         int, typer.Option(help="With --json: top N candidates after every sampler stage.")
     ] = 0,
     threads: o.Threads = None,
+    quantize: o.Quantize = None,
     kv_cache_dtype: o.KVFormat = "bf16",
     kv_cache_memory: o.KVMemory = None,
     block_size: o.BlockSize = 16,
@@ -101,7 +102,7 @@ def generate(
         model,
         kv_cache_dtype=kv_cache_dtype, block_size=block_size, kv_allocator=kv_allocator,
         offline=offline, progress=StderrReporter(), max_num_seqs=samples,
-        **o.given(max_model_len=max_model_len, num_threads=threads,
+        **o.given(max_model_len=max_model_len, num_threads=threads, quantize=quantize,
                   kv_cache_memory=kv_cache_memory,
                   chat_template=str(chat_template) if chat_template else None,
                   max_num_batched_tokens=max_num_batched_tokens),

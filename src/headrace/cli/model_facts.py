@@ -18,7 +18,10 @@ from headrace.formats.tensors import FileCheckpoint, StoredTensor
 from headrace.formats.tokenizer_load import load_tokenizer
 from headrace.models.config import ModelConfig
 from headrace.models.load import load
+from headrace.models.quantize import Quantized
+from headrace.models.quantize import quantize as quantize_weights
 from headrace.ops.kv import KVFormat
+from headrace.quant.formats import NumberFormat
 
 #: Group -> parts of tensor names (GGUF and Hugging Face) that belong to it; the first match counts.
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -30,8 +33,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 
 
-def model_facts(checkpoint: FileCheckpoint) -> dict[str, Any]:
-    """Everything `show` prints. Sizes in bytes; kv in bytes per position, by number format."""
+def model_facts(
+    checkpoint: FileCheckpoint, *, quantize: NumberFormat | None = None
+) -> dict[str, Any]:
+    """Everything `show` prints. Sizes in bytes; kv in bytes per position, by number format.
+    quantize: tell what quantising to it at load would do."""
     stored = [checkpoint.tensors.describe(name) for name in checkpoint.tensors]
     facts: dict[str, Any] = {
         "source": checkpoint.source,
@@ -40,7 +46,7 @@ def model_facts(checkpoint: FileCheckpoint) -> dict[str, Any]:
         "name": _text(checkpoint, "general.name", "_name_or_path"),
         "licence": _text(checkpoint, "general.license", "license"),
         "files": [{"path": str(f), "bytes": f.stat().st_size} for f in checkpoint.files],
-        **_shapes(checkpoint),
+        **_shapes(checkpoint, quantize),
         "parameters": sum(math.prod(t.shape) for t in stored),
         "size": _size(stored, checkpoint.files),
         "tensors": _tensor_groups(stored),
@@ -49,12 +55,14 @@ def model_facts(checkpoint: FileCheckpoint) -> dict[str, Any]:
     return facts
 
 
-def _shapes(checkpoint: FileCheckpoint) -> dict[str, Any]:
+def _shapes(checkpoint: FileCheckpoint, wanted: NumberFormat | None) -> dict[str, Any]:
     try:
-        config = load(checkpoint).config
+        model = load(checkpoint)
     except HeadraceError as error:
         return {"runs": False, "reason": str(error)}
-    return {
+    config = model.config
+    facts = {} if wanted is None else {"quantize": _quantized(quantize_weights(model, wanted))}
+    return facts | {
         "runs": True,
         "context": config.max_context,
         "shapes": {
@@ -68,6 +76,16 @@ def _shapes(checkpoint: FileCheckpoint) -> dict[str, Any]:
             "tied_embeddings": config.tied_embeddings,
         },
         "kv": _kv_groups(config),
+    }
+
+
+def _quantized(done: Quantized) -> dict[str, Any]:
+    return {
+        "text": done.describe(),
+        "formats": dict(Counter(choice.target.name for choice in done.choices).most_common()),
+        "kept": done.kept,
+        "stored_bytes": done.stored_bytes,
+        "result_bytes": done.result_bytes,
     }
 
 

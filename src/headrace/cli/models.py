@@ -78,12 +78,21 @@ def remove_model(model: o.Model, as_json: o.AsJson = False) -> None:
 
 
 @models_app.command()
-def show(model: o.Model, offline: o.Offline = False, as_json: o.AsJson = False) -> None:
-    """Show architecture, shapes, number formats, size, licence, context and KV bytes per token."""
+def show(
+    model: o.Model,
+    quantize: o.Quantize = None,
+    offline: o.Offline = False,
+    as_json: o.AsJson = False,
+) -> None:
+    """Show architecture, shapes, number formats, size, licence, context and KV bytes per token.
+    With --quantize, also what loading with that option would make of the weights."""
     from headrace.cli.model_facts import model_facts
     from headrace.formats.checkpoint import open_checkpoint
+    from headrace.models.quantize import parse_format
 
-    facts = model_facts(open_checkpoint(resolve(model, offline=offline, progress=StderrReporter())))
+    wanted = None if quantize is None else parse_format(quantize)
+    path = resolve(model, offline=offline, progress=StderrReporter())
+    facts = model_facts(open_checkpoint(path), quantize=wanted)
     alias = ALIASES.get(model)
     if alias is not None and facts["licence"] is None:
         facts["licence"] = alias.licence
@@ -142,6 +151,8 @@ def _page(facts: dict[str, Any]) -> str:
         ]  # fmt: skip
     else:
         lines.append(("can not run", facts["reason"]))
+    if "quantize" in facts:
+        lines.append(("--quantize", facts["quantize"]["text"]))
     lines += _tokenizer_lines(facts["tokenizer"])
     text = "\n".join(f"{name + ':':<14} {value}" for name, value in lines)
     text += "\n\ntensors         number  parameters   codes alone  with scales  bits  formats"

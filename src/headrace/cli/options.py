@@ -72,6 +72,15 @@ ChatTemplate = Annotated[
     Path | None,
     typer.Option(help="Jinja template file instead of the model's.", show_default=False),
 ]
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        "--quantize",
+        help="Quantise the linear layers at load: q8_0, q6_k, q5_1, q5_0, q5_k, q4_1, q4_0, q4_k, "
+        "q3_k or q2_k.",
+        show_default=False,
+    ),
+]
 Offline = Annotated[bool, typer.Option("--offline", help="Use only what is in the local cache.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 Stats = Annotated[bool, typer.Option("--stats", help="Print a line of statistics to stderr.")]

@@ -26,6 +26,7 @@ def perplexity(
                                  show_default=False)
     ] = None,
     threads: o.Threads = None,
+    quantize: o.Quantize = None,
     kv_cache_dtype: o.KVFormat = "bf16",
     offline: o.Offline = False,
     as_json: o.AsJson = False,
@@ -42,7 +43,8 @@ def perplexity(
 
     llm = LLM(
         model, kv_cache_dtype=kv_cache_dtype, max_model_len=context + 1, max_num_seqs=1,
-        offline=offline, progress=StderrReporter(), **o.given(num_threads=threads),
+        offline=offline, progress=StderrReporter(),
+        **o.given(num_threads=threads, quantize=quantize),
     )  # fmt: skip
     score = score_text(llm, text, context=context, max_chunks=max_chunks, progress=o.progress)
     if as_json:

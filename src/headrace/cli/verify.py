@@ -49,6 +49,7 @@ def verify(
     ] = None,
     kv_cache_dtype: o.KVFormat = "bf16",
     threads: o.Threads = None,
+    quantize: o.Quantize = None,
     block_size: o.BlockSize = 16,
     isa: Annotated[
         str | None,
@@ -78,7 +79,13 @@ def verify(
             "--reference needs torch, which is not installed; install it with: "
             "pip install 'headrace[torch]'"
         )
-    opened = open_model(model, offline=offline or None, progress=StderrReporter(quiet=True))
+    opened = open_model(
+        model,
+        quantize=quantize,
+        num_threads=threads,
+        offline=offline or None,
+        progress=StderrReporter(quiet=quantize is None),
+    )
     fault = NO_FAULT if inject is None else find_fault(inject, opened.program)
     if fault.needs_reference and not (has_reference() if reference is None else reference):
         raise UsageError(

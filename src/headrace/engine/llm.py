@@ -61,14 +61,16 @@ class LLM:
         seed: int | None = None,
         max_queue: int = 10_000,
         chat_template: str | None = None,
+        quantize: str | None = None,
         offline: bool | None = None,
         progress: Reporter | None = None,
         make_executor: ExecutorFactory = native_executor,
         **unknown: Any,
     ) -> None:
         """model: an alias, a path, hf:owner/name[:quant], or an opened model. chat_template: a
-        template or a file with one. offline, progress: see formats.sources.resolve. make_executor:
-        another interpreter. The rest: EngineOptions.
+        template or a file with one. quantize: a number format for the linear layers of a model
+        given by name, see engine.model.open_model. offline, progress: see formats.sources.resolve.
+        make_executor: another interpreter. The rest: EngineOptions.
 
         Raises UsageError, ModelSourceError, ModelFileError, CapacityError or NativeError.
         """
@@ -92,7 +94,15 @@ class LLM:
         if isinstance(model, os.PathLike):
             model = os.fspath(model)
         if isinstance(model, str):
-            model = open_model(model, offline=offline, progress=progress)
+            model = open_model(
+                model,
+                quantize=quantize,
+                num_threads=num_threads,
+                offline=offline,
+                progress=progress,
+            )
+        elif quantize is not None:
+            raise UsageError("quantize is for a model given by name; open_model takes it too.")
         if not isinstance(model, OpenModel):
             raise UsageError(f"A model is a name or a path, not {type(model).__name__}.")
         self.model: OpenModel = model

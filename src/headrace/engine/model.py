@@ -23,6 +23,8 @@ from headrace.formats.tensors import FileCheckpoint
 from headrace.formats.tokenizer import Tokenizer
 from headrace.formats.tokenizer_load import load_tokenizer
 from headrace.models.load import LoadedModel, load
+from headrace.models.quantize import parse_format
+from headrace.models.quantize import quantize as quantize_weights
 from headrace.ops.executor import Executor
 from headrace.ops.native import NativeModel
 from headrace.ops.packed import PackedWeights
@@ -36,13 +38,15 @@ ExecutorFactory = Callable[[LoadedModel, EngineConfig], Executor]
 @dataclass(frozen=True, slots=True)
 class OpenModel:
     """A model opened and translated, not yet bound to an executor. Its weights are views of the
-    mapped files. name: as the user gave it."""
+    mapped files, or pending where they are quantised at load. name: as the user gave it.
+    quantize: the format that was asked for."""
 
     name: str
     path: Path
     checkpoint: FileCheckpoint
     program: LoadedModel
     tokenizer: Tokenizer
+    quantize: str | None = None
 
     @property
     def weight_bytes(self) -> int:
@@ -57,15 +61,30 @@ class OpenModel:
 
 
 def open_model(
-    name: str, *, offline: bool | None = None, progress: Reporter | None = None
+    name: str,
+    *,
+    quantize: str | None = None,
+    num_threads: int | None = None,
+    offline: bool | None = None,
+    progress: Reporter | None = None,
 ) -> OpenModel:
     """Resolves (fetching if need be), opens and translates a model.
 
-    Raises ModelSourceError or ModelFileError, each one sentence naming the thing and the remedy.
+    quantize: a number format ("q8_0", "q4_k", …) for the matrices of linear layers, which are then
+    quantised while they are packed (models/quantize.py), by num_threads threads; a note says what
+    became of them. Raises UsageError for an unknown format, ModelSourceError or ModelFileError,
+    each one sentence naming the thing and the remedy.
     """
+    wanted = None if quantize is None else parse_format(quantize)
     path = resolve_source(name, offline=offline, progress=progress)
     checkpoint = open_checkpoint(path)
-    return OpenModel(name, path, checkpoint, load(checkpoint), load_tokenizer(checkpoint))
+    program = load(checkpoint)
+    if wanted is not None:
+        done = quantize_weights(program, wanted, threads=num_threads)
+        program = done.model
+        if progress is not None:
+            progress.note(done.describe())
+    return OpenModel(name, path, checkpoint, program, load_tokenizer(checkpoint), quantize)
 
 
 def native_executor(

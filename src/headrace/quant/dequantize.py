@@ -42,14 +42,16 @@ def dequantize_rows(tensor: HostTensor, rows: slice | npt.NDArray[np.integer]) -
     stored = ids if tensor.row_order is None else tensor.row_order[ids]
     result = np.empty((len(ids), tensor.columns), dtype=np.float32)
     chunk = max(1, _CHUNK_NUMBERS // tensor.columns)
+    data = tensor.data
     for start in range(0, len(ids), chunk):
-        part = tensor.data[stored[start : start + chunk]]
+        part = data[stored[start : start + chunk]]
         result[start : start + chunk] = dequantize_bytes(part, tensor.format)
     return result
 
 
 def dequantized_slices(tensor: HostTensor, max_rows: int) -> Iterator[tuple[int, Floats]]:
     """(first row, float32 [≤ max_rows, columns]) over the whole tensor, one slice at a time."""
+    tensor = tensor.loaded()
     for start in range(0, tensor.rows, max_rows):
         yield start, dequantize_rows(tensor, slice(start, start + max_rows))
 
@@ -183,7 +185,7 @@ def _two_bits(packed: Bytes) -> Bytes:
     """Codes 0 … 3 [n, 256] of 64 bytes: each half of 128 numbers has 32 bytes, of which byte j
     holds numbers j, j+32, j+64, j+96, two bits each from the lowest."""
     shifts = np.array([0, 2, 4, 6], dtype=np.uint8).reshape(1, 1, 4, 1)
-    codes: Bytes = ((packed.reshape(-1, 2, 1, 32) >> shifts) & 3).reshape(-1, 256)
+    codes: Bytes = ((packed.reshape(-1, 2, 1, 32) >> shifts) & np.uint8(3)).reshape(-1, 256)
     return codes
 
 
@@ -208,10 +210,10 @@ def _q3_k(blocks: Bytes) -> Floats:
     bits: Bytes = np.unpackbits(blocks[:, :32, None], axis=2, bitorder="little")
     third: Bytes = bits.transpose(0, 2, 1).reshape(-1, 256) << np.uint8(2)
     codes = (_two_bits(blocks[:, 32:96]) | third).astype(np.int8) - np.int8(4)
-    low = np.concatenate([blocks[:, 96:104] & 0x0F, blocks[:, 96:104] >> 4], axis=1)
+    low: Bytes = np.concatenate([blocks[:, 96:104] & 0x0F, blocks[:, 96:104] >> 4], axis=1)
     shifts = np.array([0, 2, 4, 6], dtype=np.uint8).reshape(1, 4, 1)
-    high = ((blocks[:, 104:108].reshape(-1, 1, 4) >> shifts) & 3).reshape(-1, 16) << 4
-    scales = (low | high).astype(np.int8) - np.int8(32)
+    high: Bytes = (blocks[:, 104:108].reshape(-1, 1, 4) >> shifts & np.uint8(3)).reshape(-1, 16)
+    scales = (low | high << np.uint8(4)).astype(np.int8) - np.int8(32)
     scale = _half(blocks, 108) * scales.astype(np.float32)
     values = scale[:, :, None] * codes.reshape(-1, 16, 16).astype(np.float32)
     return values.reshape(-1, 256)

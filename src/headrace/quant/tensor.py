@@ -1,8 +1,10 @@
-"""A weight: by shape and number format alone, or as it lies in host memory, without a copy."""
+"""A weight: by shape and number format alone, or as it lies in host memory, without a copy, or
+with its bytes yet to be made."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -76,3 +78,38 @@ class HostTensor:
     def num_bytes(self) -> int:
         """Bytes as stored, scales included."""
         return self.rows * self.format.row_bytes(self.columns)
+
+    def loaded(self) -> HostTensor:
+        """The tensor with its bytes in memory: itself. Ask once for several readings."""
+        return self
+
+
+class PendingTensor(HostTensor):
+    """A HostTensor whose bytes `make` computes at every reading of `data`, and that keeps none: a
+    model quantised at load then holds one such matrix at a time, while it is packed."""
+
+    __slots__ = ("_make",)
+    _make: Callable[[], npt.NDArray[np.uint8]]
+
+    def __init__(
+        self,
+        number_format: NumberFormat,
+        shape: tuple[int, ...],
+        make: Callable[[], npt.NDArray[np.uint8]],
+        row_order: npt.NDArray[np.int32] | None = None,
+    ) -> None:
+        """make: the uint8 [rows, row_bytes] of `number_format`; the same at every call."""
+        for name, value in (
+            ("format", number_format),
+            ("shape", shape),
+            ("row_order", row_order),
+            ("_make", make),
+        ):
+            object.__setattr__(self, name, value)
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        return self._make()
+
+    def loaded(self) -> HostTensor:
+        return HostTensor(self.format, self.shape, self.data, self.row_order)
