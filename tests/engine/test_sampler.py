@@ -239,6 +239,63 @@ def test_large_rows_equal_the_definition(
             check_against_oracle(row.tolist(), 3, params, [1, 2], [3, 3], SEED, 0, position)
 
 
+def hard_rows(num_ids: int) -> dict[str, np.ndarray]:
+    """Rows on which a shortcut could slip: ties, zeros of both signs, denormals, extremes."""
+    rng = np.random.default_rng(11)
+    normal = rng.standard_normal(num_ids).astype(np.float32)
+    zeros = np.full(num_ids, -0.0, np.float32)
+    zeros[num_ids // 3] = 0.0
+    sparse = np.where(rng.random(num_ids) < 0.97, -np.inf, normal * 9).astype(np.float32)
+    outlier = normal.copy()
+    outlier[[0, -1]] = 3e38, -3e38
+    return {
+        "equal": np.full(num_ids, 2.5, np.float32),
+        "zeros": zeros,
+        "whole numbers": np.round(normal * 4),
+        "denormal": (normal * 1e-40).astype(np.float32),
+        "huge": (normal * 1e30).astype(np.float32),
+        "close": (1000 + normal * 1e-3).astype(np.float32),
+        "one": np.where(np.arange(num_ids) == num_ids - 1, -5.0, -np.inf).astype(np.float32),
+        "sparse": sparse,
+        "outlier": outlier,
+        "falling": -np.sort(-normal),
+        "rising": np.sort(normal),
+    }
+
+
+HARD_CHAINS: list[dict] = [
+    {"temperature": 1000.0},
+    {"temperature": 1e-5, "top_p": 0.9},
+    {"typical_p": 0.9, "top_p": 0.9, "min_p": 1.0},
+    {"typical_p": 0.2, "temperature": 5.0},
+    {"top_p": 0.999999, "temperature": 2.0},
+    {"top_k": 700, "typical_p": 0.5},
+    {"min_p": 1e-308},
+    {"min_p": 0.1, "top_k": 3, "stages": (*DEFAULT_STAGES[:2], *reversed(ORDERED_STAGES))},
+    {"repetition_penalty": 1.3, "logit_bias": {3: 5.0, 1000: -1.0}, "top_p": 0.8},
+    {"repetition_penalty": 0.7, "presence_penalty": 0.5, "top_k": 40, "temperature": 0.8},
+    {"logit_bias": {1: 2.0}, "min_p": 0.3, "banned_token_ids": [1, 2], "typical_p": 0.9},
+]
+
+
+@pytest.mark.parametrize("isa", _core.available_isas())
+@pytest.mark.parametrize("number", range(len(HARD_CHAINS)))
+def test_hard_rows_equal_the_definition(
+    isa: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chain per case on every hard row: lists long enough for the sort by digits, ids past the
+    last whole block, edited ids between unedited ones."""
+    monkeypatch.setenv("HEADRACE_ISA", isa)
+    params = SamplingParams(
+        logprobs=4,
+        logprobs_mode=("raw", "processed")[number % 2],
+        trace=number % 3,
+        **HARD_CHAINS[number],
+    )
+    for row in hard_rows(1201 + number).values():
+        check_against_oracle(row.tolist(), 2, params, [3, 9, 1000], [9, 5], SEED, 1, number)
+
+
 def test_skipping_loses_no_winner() -> None:
     """The draw computes noise for few ids; over 400 draws it agrees with all noise computed."""
     rng = np.random.default_rng(3)

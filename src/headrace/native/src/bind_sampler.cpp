@@ -62,6 +62,9 @@ std::shared_ptr<Params> make_params(double temperature, int64_t top_k, double to
   p->repetition_penalty = repetition_penalty;
   p->presence_penalty = presence_penalty;
   p->frequency_penalty = frequency_penalty;
+  for (size_t i = 1; i < bias.size(); ++i)
+    if (bias[i].first <= bias[i - 1].first)
+      throw std::invalid_argument("bias must hold ascending ids, each once");
   p->bias = std::move(bias);
   p->has_allowed = allowed.has_value();
   if (allowed) p->allowed = std::move(*allowed);

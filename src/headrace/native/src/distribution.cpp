@@ -1,88 +1,163 @@
 #include "distribution.h"
 
 #include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <functional>
 #include <limits>
 
 namespace headrace::sampling {
 
 namespace {
 
-constexpr double kNever = -std::numeric_limits<double>::infinity();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNever = -kInfinity;
+constexpr double kEnough = 1 + 1e-9;  // room for sums in another order
+constexpr double kDeepest = 1024;     // below, every weight is 0
 
-// The k first finite entries of x [n] in candidate order, sorted. A buffer of at most 2k holds what
-// beats the k-th found so far; scanning in id order makes equal logits keep their lowest ids.
-template <class T>
-void select_highest(const T* x, int64_t n, int64_t k, std::vector<Candidate>& out) {
+// At or below v, whatever v's own rounding; finite.
+float below(double v) {
+  const float f = std::nextafter(std::nextafter(static_cast<float>(v), -FLT_MAX), -FLT_MAX);
+  return std::max(f, -FLT_MAX);
+}
+float above(double v) { return -below(-v); }
+
+// Unsigned numbers in the order of the floats.
+uint32_t ordered_bits(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+float from_ordered_bits(uint32_t bits) {
+  bits = bits & 0x80000000u ? bits & 0x7fffffffu : ~bits;
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
+bool by_id(const Candidate& a, const Candidate& b) { return a.id < b.id; }
+
+// A number at or below the k-th largest entry of a row. With at most as many as there are blocks,
+// the k-th largest of the blocks' maxima; else the edge of the bin of float bits that holds it.
+float bar_of(const float* x, int64_t n, const float* block_max, int64_t k, Scratch& scratch) {
+  const int64_t blocks = num_blocks(n);
+  if (k <= blocks) {
+    scratch.maxima.assign(block_max, block_max + blocks);
+    const auto kth = scratch.maxima.begin() + static_cast<std::ptrdiff_t>(k - 1);
+    std::nth_element(scratch.maxima.begin(), kth, scratch.maxima.end(), std::greater<float>());
+    return std::max(*kth, -FLT_MAX);
+  }
+  constexpr int kShift = 20;  // sign, exponent, 3 bits of the mantissa
+  scratch.bins.assign(size_t{1} << (32 - kShift), 0);
+  for (int64_t i = 0; i < n; ++i) ++scratch.bins[ordered_bits(x[i]) >> kShift];
+  size_t bin = scratch.bins.size();
+  for (int64_t count = 0; count < k && bin > 0;) count += scratch.bins[--bin];
+  const float edge = from_ordered_bits(static_cast<uint32_t>(bin) << kShift);
+  return edge > -FLT_MAX ? edge : -FLT_MAX;  // the lowest bins are −infinity and NaN
+}
+
+// The k first entries of a row, and possibly others after them; by id.
+void gather_highest(const float* x, int64_t n, const float* block_max, double t, int64_t k,
+                    const Passes& passes, Scratch& scratch, std::vector<Candidate>& out) {
   out.clear();
   if (k <= 0) return;
-  const size_t keep = static_cast<size_t>(std::min(k, n));
-  const size_t limit = std::max<size_t>(2 * keep, 64);
-  double bar = kNever;  // entries must be above it
-  auto shrink = [&] {
-    std::nth_element(out.begin(), out.begin() + static_cast<ptrdiff_t>(keep - 1), out.end(),
-                     before);
-    out.resize(keep);
-    bar = out[keep - 1].logit;
-  };
-  constexpr int kChunk = 16;
-  for (int64_t first = 0; first < n; first += kChunk) {
-    const int64_t end = std::min<int64_t>(n, first + kChunk);
-    int any = 0;
-    for (int64_t i = first; i < end; ++i) any |= static_cast<double>(x[i]) > bar;
-    if (!any) continue;
-    for (int64_t i = first; i < end; ++i) {
-      const double logit = static_cast<double>(x[i]);
-      if (logit > bar) out.push_back({logit, static_cast<int32_t>(i)});
-    }
-    if (out.size() >= limit) shrink();
-  }
-  if (out.size() > keep) shrink();
-  std::sort(out.begin(), out.end(), before);
+  const float bar = bar_of(x, n, block_max, k, scratch);
+  const int64_t count = passes.between(x, n, block_max, bar, std::numeric_limits<float>::infinity(),
+                                       scratch.ids_for(n));
+  out.resize(static_cast<size_t>(count));
+  for (size_t i = 0; i < out.size(); ++i)
+    out[i] = {static_cast<double>(x[scratch.ids[i]]) / t, scratch.ids[i]};
 }
 
 }  // namespace
 
-Distribution::Distribution(const float* row, int64_t n, const Passes& passes, Scratch& scratch)
-    : passes_(passes), scratch_(scratch), n_(n) {
-  if (scratch.logits.size() < static_cast<size_t>(n)) {
-    scratch.logits.resize(static_cast<size_t>(n));
-    scratch.weights.resize(static_cast<size_t>(n));
-  }
-  z_ = scratch.logits.data();
-  passes.widen(row, z_, n);
+Distribution::Distribution(const float* row, int64_t n, const RowScan& seen, const Passes& passes,
+                           Scratch& scratch)
+    : passes_(passes),
+      scratch_(scratch),
+      x_(row),
+      block_max_(scratch.block_max.data()),
+      n_(n),
+      seen_(seen) {
+  scratch.edits.clear();
 }
 
 // ---- editing ----------------------------------------------------------------------------------
 
+float* Distribution::own_row() {
+  if (!edited_) {
+    scratch_.row.assign(x_, x_ + n_);
+    x_ = scratch_.row.data();
+    edited_ = true;
+  }
+  stale_ = true;
+  return scratch_.row.data();
+}
+
+void Distribution::scan_edited() {
+  if (!stale_) return;
+  scratch_.edited_max.resize(static_cast<size_t>(num_blocks(n_)));
+  block_max_ = scratch_.edited_max.data();
+  seen_ = passes_.scan(x_, n_, scratch_.edited_max.data());
+  stale_ = false;
+}
+
 void Distribution::allow_only(const std::vector<int32_t>& ids) {
-  scratch_.marks.assign(static_cast<size_t>(n_), 0);
+  const float* old = x_;
+  std::vector<std::pair<int32_t, float>> kept;
+  kept.reserve(ids.size());
   for (int32_t id : ids)
-    if (id >= 0 && id < n_) scratch_.marks[static_cast<size_t>(id)] = 1;
-  for (int64_t i = 0; i < n_; ++i)
-    if (!scratch_.marks[static_cast<size_t>(i)]) z_[i] = kNever;
+    if (id >= 0 && id < n_) kept.emplace_back(id, old[id]);
+  float* x = own_row();
+  std::fill(x, x + n_, -std::numeric_limits<float>::infinity());
+  for (const auto& [id, logit] : kept) x[id] = logit;
 }
 
 void Distribution::ban(const std::vector<int32_t>& ids) {
+  if (ids.empty()) return;
+  float* x = own_row();
   for (int32_t id : ids)
-    if (id >= 0 && id < n_) z_[id] = kNever;
+    if (id >= 0 && id < n_) x[id] = -std::numeric_limits<float>::infinity();
 }
 
+// bias: ascending ids, each once. An edited id leaves the row and gets a logit of its own.
 void Distribution::add_bias(const std::vector<std::pair<int32_t, double>>& bias) {
-  for (const auto& [id, amount] : bias)
-    if (id >= 0 && id < n_) z_[id] = z_[id] + amount;
+  if (bias.empty()) return;
+  float* x = own_row();
+  for (const auto& [id, amount] : bias) {
+    if (id < 0 || id >= n_ || !std::isfinite(x[id])) continue;
+    scratch_.edits.push_back({static_cast<double>(x[id]) + amount, id});
+    x[id] = -std::numeric_limits<float>::infinity();
+  }
 }
 
 void Distribution::penalise(const SamplerState& state) {
   const Params& p = state.params();
+  float* x = own_row();
+  const size_t num_biased = scratch_.edits.size();
+  scratch_.edits.reserve(num_biased + state.seen().size());
   for (const SamplerState::Seen& seen : state.seen()) {
-    if (seen.id < 0 || seen.id >= n_ || z_[seen.id] == kNever) continue;
-    double z = z_[seen.id];
+    if (seen.id < 0 || seen.id >= n_) continue;
+    Candidate* edit;
+    if (std::isfinite(x[seen.id])) {
+      scratch_.edits.push_back({static_cast<double>(x[seen.id]), seen.id});
+      x[seen.id] = -std::numeric_limits<float>::infinity();
+      edit = &scratch_.edits.back();
+    } else {  // biased, or no candidate
+      const auto end = scratch_.edits.begin() + static_cast<std::ptrdiff_t>(num_biased);
+      const auto at = std::lower_bound(scratch_.edits.begin(), end, Candidate{0, seen.id}, by_id);
+      if (at == end || at->id != seen.id) continue;
+      edit = &*at;
+    }
+    double z = edit->logit;
     z = z > 0 ? z / p.repetition_penalty : z * p.repetition_penalty;
     if (seen.num_output > 0) {
       z = z - p.frequency_penalty * static_cast<double>(seen.num_output);
       z = z - p.presence_penalty;
     }
-    z_[seen.id] = z;
+    edit->logit = z;
   }
 }
 
@@ -90,257 +165,322 @@ void Distribution::penalise(const SamplerState& state) {
 
 bool Distribution::temperature(double t) {
   if (t == 1) return false;
-  if (dense_) {
-    passes_.divide(z_, n_, t);
+  if (!listed_) {
+    t_ = t;
+    for (Candidate& c : scratch_.edits) c.logit = c.logit / t;
     return true;
   }
-  for (Candidate& c : scratch_.list) c.logit = c.logit / t;
-  std::sort(scratch_.list.begin(), scratch_.list.end(), before);  // rounding can make new ties
+  std::vector<Candidate>& list = scratch_.list;
+  for (Candidate& c : list) c.logit = c.logit / t;
+  // Rounding can make new ties.
+  if (ranked_ && !std::is_sorted(list.begin(), list.end(), before))
+    std::sort(list.begin(), list.end(), before);
   return true;
 }
 
 bool Distribution::top_k(int64_t k) {
   if (k <= 0 || k >= n_) return false;
-  if (dense_) {
-    select(k, scratch_.list);
-    dense_ = false;
-  } else if (static_cast<size_t>(k) < scratch_.list.size()) {
-    scratch_.list.resize(static_cast<size_t>(k));
-  }
-  return true;
-}
-
-bool Distribution::typical(double mass) {
-  if (mass >= 1) return false;
-  const double sum = weigh();
-  const double target = mass * sum;
-  const double mean = entropy(sum), log_sum = natural_log(sum), top = highest();
-  struct Entry {
-    double deviation;
-    Candidate candidate;
-  };
-  std::vector<Entry> entries;
-  auto add = [&](const Candidate& c) {
-    const double deviation = (log_sum - (c.logit - top)) - mean;
-    entries.push_back({deviation < 0 ? -deviation : deviation, c});
-  };
-  if (dense_) {
-    for (int64_t i = 0; i < n_; ++i)
-      if (z_[i] > kNever) add({z_[i], static_cast<int32_t>(i)});
+  if (!listed_) {
+    gather_first(k);
+  } else if (ranked_) {
+    if (static_cast<size_t>(k) < scratch_.list.size()) scratch_.list.resize(static_cast<size_t>(k));
   } else {
-    for (const Candidate& c : scratch_.list) add(c);
+    keep_first(scratch_.list, static_cast<size_t>(k), first().logit, scratch_.ranking);
   }
-  dense_ = false;
-  scratch_.list.clear();
-  auto nearer = [](const Entry& a, const Entry& b) {
-    return a.deviation < b.deviation ||
-           (a.deviation == b.deviation && before(a.candidate, b.candidate));
-  };
-  // Sorted piece by piece, each eight times the last: the mass is mostly reached in the first.
-  double reached = 0;
-  bool enough = false;
-  ptrdiff_t done = 0, piece = 1024;
-  const ptrdiff_t all = static_cast<ptrdiff_t>(entries.size());
-  for (; done < all && !enough; piece *= 8) {
-    const auto from = entries.begin() + done;
-    const ptrdiff_t end = std::min(all, done + piece);
-    if (end < all) std::nth_element(from, entries.begin() + end, entries.end(), nearer);
-    std::sort(from, entries.begin() + end, nearer);
-    for (; done < end && !enough; ++done) {
-      const Candidate& c = entries[static_cast<size_t>(done)].candidate;
-      scratch_.list.push_back(c);
-      reached = reached + exp_nonpositive(c.logit - top);
-      enough = reached >= target;
-    }
-  }
-  std::sort(scratch_.list.begin(), scratch_.list.end(), before);
+  listed_ = ranked_ = true;
   return true;
 }
 
 bool Distribution::top_p(double mass) {
   if (mass >= 1) return false;
-  const double target = mass * weigh(), top = highest();
-  auto cut = [&] {  // keeps the shortest prefix that reaches the target; false: none does
-    double reached = 0;
-    for (size_t i = 0; i < scratch_.list.size(); ++i) {
-      reached = reached + exp_nonpositive(scratch_.list[i].logit - top);
-      if (reached < target) continue;
-      scratch_.list.resize(i + 1);
-      return true;
-    }
-    return false;
-  };
-  if (dense_) {
-    // Sorting the whole vocabulary is slow, and the prefix is usually short: a histogram of the
-    // mass by depth says how deep to look. Too shallow by rounding: sort everything.
-    constexpr int kBins = 256;
-    double bins[kBins] = {};
-    auto bin = [&](double z) {
-      const double depth = (top - z) * 4;
-      return depth < kBins - 1 ? static_cast<int>(depth) : kBins - 1;
-    };
-    for (int64_t i = 0; i < n_; ++i) bins[bin(z_[i])] += scratch_.weights[static_cast<size_t>(i)];
-    int deepest = 0;
-    for (double mass_so_far = bins[0]; mass_so_far < target && deepest < kBins - 1;)
-      mass_so_far += bins[++deepest];
-    if (deepest < kBins - 1) {
-      scratch_.list.clear();
-      for (int64_t i = 0; i < n_; ++i)
-        if (bin(z_[i]) <= deepest) scratch_.list.push_back({z_[i], static_cast<int32_t>(i)});
-      std::sort(scratch_.list.begin(), scratch_.list.end(), before);
-      dense_ = false;
-      if (cut()) return true;
-    }
-    sort_all();
+  const double top = first().logit, target = mass * moments(top).sum;
+  if (listed_) {
+    become_ranked(top);
+    cut(target, top);
+    return true;
   }
-  cut();
+  // The prefix is usually short: only as deep as the mass lies. Too shallow by rounding:
+  // everything.
+  for (double depth = 2;; depth *= 2) {
+    const bool all = depth > kDeepest;
+    gather(all ? kNever : top - depth, kInfinity);
+    double sum = 0;
+    passes_.weigh(scratch_.list.data(), scratch_.size(), top, scratch_.weights_for_list());
+    for (size_t i = 0; i < scratch_.list.size(); ++i) sum += scratch_.weights[i];
+    if (!all && sum < target * kEnough) continue;
+    become_ranked(top);
+    if (cut(target, top) || all) return true;
+  }
+}
+
+bool Distribution::cut(double target, double top) {
+  std::vector<Candidate>& list = scratch_.list;
+  passes_.weigh(list.data(), scratch_.size(), top, scratch_.weights_for_list());
+  double reached = 0;
+  for (size_t i = 0; i < list.size(); ++i) {
+    reached = reached + scratch_.weights[i];
+    if (reached < target) continue;
+    list.resize(i + 1);
+    return true;
+  }
+  return false;
+}
+
+bool Distribution::typical(double mass) {
+  if (mass >= 1) return false;
+  const double top = first().logit;
+  const Moments m = moments(top);
+  const double target = mass * m.sum, log_sum = natural_log(m.sum);
+  const double mean = entropy_of(m);
+  if (listed_) {
+    become_ranked(top);
+    cut_typical(target, top, log_sum, mean, kInfinity);
+    return true;
+  }
+  // As in top_p, but around the logit whose −ln p is the entropy.
+  const double centre = top + (log_sum - mean);
+  for (double radius = 1;; radius *= 2) {
+    const bool all = radius > kDeepest;
+    const double room = radius + 1e-6 * (1 + radius) + 1e-12 * std::fabs(centre);
+    gather(all ? kNever : centre - room, all ? kInfinity : centre + room);
+    double sum = 0;
+    passes_.weigh(scratch_.list.data(), scratch_.size(), top, scratch_.weights_for_list());
+    for (size_t i = 0; i < scratch_.list.size(); ++i) sum += scratch_.weights[i];
+    if (!all && sum < target * kEnough) continue;
+    become_ranked(top);
+    if (cut_typical(target, top, log_sum, mean, all ? kInfinity : radius)) return true;
+  }
+}
+
+// Along a ranked list −ln p − mean never falls, so its magnitude falls, then grows: the candidates
+// by magnitude are a merge from the turning point outwards.
+//
+//     −ln p − mean   −3 −2 −2 −1 | 0 1 1 4      left: runs of equal magnitude, in candidate order
+//
+// False, with the list untouched, if the target is not reached within the radius.
+bool Distribution::cut_typical(double target, double top, double log_sum, double mean,
+                               double radius) {
+  std::vector<Candidate>& list = scratch_.list;
+  passes_.weigh(list.data(), scratch_.size(), top, scratch_.weights_for_list());
+  const double* weight = scratch_.weights.data();
+  const auto signed_deviation = [&](size_t i) { return (log_sum - (list[i].logit - top)) - mean; };
+  const size_t size = list.size();
+  size_t turn = 0, high = size;
+  while (turn < high) {
+    const size_t middle = (turn + high) / 2;
+    if (signed_deviation(middle) < 0)
+      turn = middle + 1;
+    else
+      high = middle;
+  }
+  double reached = 0;
+  size_t left = turn, right = turn;           // [left, right) is kept
+  size_t hole_begin = turn, hole_end = turn;  // but for these, at the left end
+  const auto reach = [&](size_t i) {
+    reached = reached + weight[i];
+    return reached >= target;
+  };
+  bool done = false;
+  while (!done && (left > 0 || right < size)) {
+    const double on_left = left > 0 ? -signed_deviation(left - 1) : kInfinity;
+    const double on_right = right < size ? signed_deviation(right) : kInfinity;
+    if (std::min(on_left, on_right) > radius) return false;
+    if (left == 0 || on_right < on_left) {
+      done = reach(right++);
+      continue;
+    }
+    size_t begin = left - 1;
+    while (begin > 0 && -signed_deviation(begin - 1) == on_left) --begin;
+    size_t i = begin;
+    while (i < left && !done) done = reach(i++);
+    hole_begin = i;
+    hole_end = left;
+    left = begin;
+  }
+  if (!done && radius < kInfinity) return false;
+  const auto at = [&](size_t i) { return list.begin() + static_cast<std::ptrdiff_t>(i); };
+  list.resize(right);
+  list.erase(at(hole_begin), at(hole_end));
+  list.erase(at(0), at(left));
   return true;
 }
 
 bool Distribution::min_p(double fraction) {
   if (fraction <= 0) return false;
-  const double top = highest();
-  if (dense_) {
-    for (int64_t i = 0; i < n_; ++i)
-      if (exp_nonpositive(z_[i] - top) < fraction) z_[i] = kNever;
-    return true;
-  }
+  const double top = first().logit;
   std::vector<Candidate>& list = scratch_.list;
+  if (!listed_) {
+    const double depth = fraction < 1e-300 ? kDeepest : -natural_log(fraction) + 1e-6;
+    gather(top - depth - 1e-12 * std::fabs(top), kInfinity);
+    std::sort(list.begin(), list.end(), by_id);
+    listed_ = true;
+  }
+  passes_.weigh(list.data(), scratch_.size(), top, scratch_.weights_for_list());
   size_t keep = 0;
-  for (const Candidate& c : list)
-    if (exp_nonpositive(c.logit - top) >= fraction) list[keep++] = c;
+  for (size_t i = 0; i < list.size(); ++i)
+    if (scratch_.weights[i] >= fraction) list[keep++] = list[i];
   list.resize(keep);
   return true;
 }
 
 void Distribution::keep_highest() {
-  if (dense_) select(1, scratch_.list);
-  dense_ = false;
-  scratch_.list.resize(1);
+  const Candidate highest = first();
+  scratch_.list.assign(1, highest);
+  listed_ = ranked_ = true;
+}
+
+// ---- forms ------------------------------------------------------------------------------------
+
+void Distribution::gather(double low, double high) {
+  scan_edited();
+  const float from = below(low * t_), to = above(high * t_);
+  const int64_t count = passes_.between(x_, n_, block_max_, from, to, scratch_.ids_for(n_));
+  std::vector<Candidate>& list = scratch_.list;
+  list.resize(static_cast<size_t>(count));
+  for (size_t i = 0; i < list.size(); ++i)
+    list[i] = {dense_logit(scratch_.ids[i]), scratch_.ids[i]};
+  for (const Candidate& c : scratch_.edits)
+    if (c.logit >= low && c.logit <= high) list.push_back(c);
+}
+
+void Distribution::gather_first(int64_t k) {
+  scan_edited();
+  std::vector<Candidate>& list = scratch_.list;
+  gather_highest(x_, n_, block_max_, t_, k, passes_, scratch_, list);
+  list.insert(list.end(), scratch_.edits.begin(), scratch_.edits.end());
+  keep_first(list, static_cast<size_t>(k), first().logit, scratch_.ranking);
+}
+
+void Distribution::become_ranked(double top) {
+  if (!ranked_) rank(scratch_.list, top, scratch_.ranking);
+  listed_ = ranked_ = true;
+}
+
+const double* Distribution::dense() {
+  if (scratch_.logits.size() < static_cast<size_t>(n_))
+    scratch_.logits.resize(static_cast<size_t>(n_));
+  double* z = scratch_.logits.data();
+  passes_.divide(x_, z, n_, t_);
+  for (const Candidate& c : scratch_.edits) z[c.id] = c.logit;
+  return z;
+}
+
+std::vector<Candidate> Distribution::select(int64_t k) {
+  const double top = first().logit;
+  std::vector<Candidate> found;
+  if (listed_) {
+    found = scratch_.list;
+    if (ranked_) {
+      found.resize(std::min(found.size(), static_cast<size_t>(k)));
+      return found;
+    }
+  } else {
+    gather_highest(x_, n_, block_max_, t_, k, passes_, scratch_, found);
+    found.insert(found.end(), scratch_.edits.begin(), scratch_.edits.end());
+  }
+  keep_first(found, static_cast<size_t>(k), top, scratch_.ranking);
+  return found;
 }
 
 // ---- reading ----------------------------------------------------------------------------------
 
-bool Distribution::empty() { return highest() == kNever; }
+bool Distribution::empty() { return first().logit == kNever; }
 
-double Distribution::highest() {
-  return dense_ ? passes_.max(z_, n_) : scratch_.list.front().logit;
-}
-
-double Distribution::weigh() {
-  const double top = highest();
-  if (dense_) return passes_.weights(z_, scratch_.weights.data(), n_, top);
-  double sum = 0;
-  for (size_t i = 0; i < scratch_.list.size(); ++i) {
-    scratch_.weights[i] = exp_nonpositive(scratch_.list[i].logit - top);
-    sum = sum + scratch_.weights[i];
+Candidate Distribution::first() {
+  if (ranked_) return scratch_.list.front();
+  Candidate best{kNever, 0};
+  if (!listed_) {
+    scan_edited();
+    if (seen_.max > -std::numeric_limits<float>::infinity())
+      best = {dense_logit(seen_.argmax), static_cast<int32_t>(seen_.argmax)};
   }
-  return sum;
+  for (const Candidate& c : listed_ ? scratch_.list : scratch_.edits)
+    if (before(c, best)) best = c;
+  return best;
 }
 
-double Distribution::entropy(double sum) {
-  const double top = highest();
-  double depth = 0;
-  if (dense_) {
-    depth = passes_.weighted_depth(z_, scratch_.weights.data(), n_, top);
-  } else {
-    for (size_t i = 0; i < scratch_.list.size(); ++i) {
-      const double w = scratch_.weights[i];
-      depth = depth + (w == 0 ? 0 : w * (scratch_.list[i].logit - top));
-    }
+Moments Distribution::moments(double top) {
+  if (!listed_)
+    return scratch_.edits.empty() ? passes_.moments_f32(x_, n_, t_, top)
+                                  : passes_.moments_f64(dense(), n_, top);
+  const std::vector<Candidate>& list = scratch_.list;
+  double* weight = scratch_.weights_for_list();
+  passes_.weigh(list.data(), scratch_.size(), top, weight);
+  constexpr int kLanes = 16;
+  double sum[kLanes] = {}, depth[kLanes] = {};
+  for (size_t i = 0; i < list.size(); ++i) {
+    const int lane = ranked_ ? 0 : list[i].id % kLanes;
+    sum[lane] = sum[lane] + weight[i];
+    if (weight[i] != 0) depth[lane] = depth[lane] + weight[i] * (list[i].logit - top);
   }
-  const double value = natural_log(sum) - depth / sum;
-  return value > 0 ? value : 0;
-}
-
-void Distribution::sort_all() {
-  scratch_.list.clear();
-  for (int64_t i = 0; i < n_; ++i)
-    if (z_[i] > kNever) scratch_.list.push_back({z_[i], static_cast<int32_t>(i)});
-  std::sort(scratch_.list.begin(), scratch_.list.end(), before);
-  dense_ = false;
-}
-
-void Distribution::select(int64_t k, std::vector<Candidate>& out) const {
-  select_highest(z_, n_, k, out);
+  if (!ranked_)
+    for (int step = kLanes / 2; step > 0; step >>= 1)
+      for (int l = 0; l < step; ++l) {
+        sum[l] = sum[l] + sum[l + step];
+        depth[l] = depth[l] + depth[l + step];
+      }
+  return {sum[0], depth[0]};
 }
 
 int32_t Distribution::draw(const Noise& noise) {
-  if (dense_) {
-    const double top = highest();
-    int64_t id = 0;
-    while (z_[id] != top) ++id;
-    return static_cast<int32_t>(passes_.draw(z_, n_, noise, {id, top + noise_at(noise, id)}).id);
-  }
-  Drawn best{scratch_.list.front().id, kNever};
-  for (const Candidate& c : scratch_.list) {
-    const double value = c.logit + noise_at(noise, c.id);
-    if (value > best.value || (value == best.value && c.id < best.id)) best = {c.id, value};
-  }
+  const Candidate start = first();
+  Drawn best{start.id, start.logit + noise_at(noise, start.id)};
+  const std::vector<Candidate>& list = listed_ ? scratch_.list : scratch_.edits;
+  if (!listed_) best = passes_.draw_row(x_, n_, block_max_, t_, noise, best);
+  best = passes_.draw_list(list.data(), static_cast<int64_t>(list.size()), noise, best);
   return static_cast<int32_t>(best.id);
 }
 
 void Distribution::score(int32_t token, int64_t top_n, RowResult& result) {
-  const double top = highest(), log_sum = natural_log(weigh());
-  std::vector<Candidate> first;
-  if (dense_) {
-    select(top_n, first);
-    result.logprob = (z_[token] - top) - log_sum;
-    result.rank = 1;
-    for (int64_t i = 0; i < n_; ++i)
-      result.rank += z_[i] > z_[token] || (z_[i] == z_[token] && i < token);
+  const double top = first().logit, log_sum = natural_log(moments(top).sum);
+  double logit = 0;
+  int64_t ahead = 0;
+  if (listed_) {
+    for (const Candidate& c : scratch_.list)
+      if (c.id == token) logit = c.logit;
+    for (const Candidate& c : scratch_.list) ahead += before(c, {logit, token});
   } else {
-    const std::vector<Candidate>& list = scratch_.list;
-    size_t at = 0;
-    while (list[at].id != token) ++at;
-    result.logprob = (list[at].logit - top) - log_sum;
-    result.rank = static_cast<int64_t>(at) + 1;
-    first.assign(list.begin(),
-                 list.begin() + std::min<ptrdiff_t>(top_n, static_cast<ptrdiff_t>(list.size())));
+    const double* z = dense();
+    logit = z[token];
+    for (int64_t i = 0; i < n_; ++i) ahead += z[i] > logit || (z[i] == logit && i < token);
   }
-  for (const Candidate& c : first) result.top.emplace_back(c.id, (c.logit - top) - log_sum);
+  result.logprob = (logit - top) - log_sum;
+  result.rank = ahead + 1;
+  for (const Candidate& c : select(top_n)) result.top.emplace_back(c.id, (c.logit - top) - log_sum);
 }
 
 Snapshot Distribution::snapshot(int64_t top_n) {
   Snapshot s{};
-  const double sum = weigh(), top = highest();
-  s.entropy = entropy(sum);
-  std::vector<Candidate> first;
-  if (dense_) {
-    for (int64_t i = 0; i < n_; ++i) s.num_candidates += z_[i] > kNever;
-    select(top_n, first);
-  } else {
-    s.num_candidates = static_cast<int64_t>(scratch_.list.size());
-    first.assign(scratch_.list.begin(),
-                 scratch_.list.begin() + std::min<int64_t>(top_n, s.num_candidates));
-  }
-  double named = 0;
-  for (const Candidate& c : first) {
-    const double p = exp_nonpositive(c.logit - top) / sum;
+  const double top = first().logit;
+  const Moments m = moments(top);
+  s.entropy = entropy_of(m);
+  s.num_candidates = static_cast<int64_t>(listed_ ? scratch_.list.size() : scratch_.edits.size());
+  if (!listed_)
+    s.num_candidates += passes_.rank(x_, n_, -std::numeric_limits<float>::infinity(), 0) - 1;
+  const std::vector<Candidate> named = select(top_n);
+  double mass = 0;
+  for (const Candidate& c : named) {
+    const double p = exp_nonpositive(c.logit - top) / m.sum;
     s.top.emplace_back(c.id, p);
-    named = named + p;
+    mass = mass + p;
   }
-  const bool all = static_cast<int64_t>(first.size()) == s.num_candidates;
-  s.tail_mass = all || named >= 1 ? 0 : 1 - named;
+  const bool all = static_cast<int64_t>(named.size()) == s.num_candidates;
+  s.tail_mass = all || mass >= 1 ? 0 : 1 - mass;
   return s;
 }
 
-RowResult score_model(const float* row, int64_t num_ids, int32_t token, int64_t top_n,
-                      const Passes& passes, Scratch& scratch) {
+RowResult score_model(const float* row, int64_t num_ids, const RowScan& seen, int32_t token,
+                      int64_t top_n, const Passes& passes, Scratch& scratch) {
   RowResult result;
   result.token = token;
-  const RowScan seen = passes.scan(row, num_ids);
-  if (seen.invalid || seen.max == -std::numeric_limits<float>::infinity()) {
-    result.status = Status::NonFinite;
-    return result;
-  }
   const double top = static_cast<double>(seen.max);
-  const double log_sum = natural_log(passes.sum_exp_f32(row, num_ids, top));
+  const double log_sum = natural_log(passes.moments_f32(row, num_ids, 1, top).sum);
   result.logprob = (static_cast<double>(row[token]) - top) - log_sum;
   result.rank = passes.rank(row, num_ids, row[token], token);
-  std::vector<Candidate>& first = scratch.list;
-  select_highest(row, num_ids, top_n, first);
-  for (const Candidate& c : first) result.top.emplace_back(c.id, (c.logit - top) - log_sum);
+  std::vector<Candidate>& named = scratch.list;
+  gather_highest(row, num_ids, scratch.block_max.data(), 1, top_n, passes, scratch, named);
+  keep_first(named, static_cast<size_t>(top_n), top, scratch.ranking);
+  for (const Candidate& c : named) result.top.emplace_back(c.id, (c.logit - top) - log_sum);
   return result;
 }
 

@@ -1,9 +1,9 @@
 // The candidates of one draw while the stages thin them out.
 //
-// Two forms with one meaning. Dense: a logit per id of the vocabulary, −infinity = not a candidate,
-// in id order. Sorted: the survivors only, logit descending, id ascending. It starts dense; the
-// first stage that removes by rank or probability makes it sorted. Normalisers: over sixteen lanes
-// when dense, sequential in sorted order when sorted.
+// Two forms with one meaning. Row: the model's float32 row (or a copy in which edited ids are
+// −infinity), a divisor, and the edited ids with logits of their own; nothing is computed for ids
+// that cannot matter. List: the survivors, by id, or ranked (logit descending, id ascending) once a
+// stage has ranked them. Normalisers: over sixteen lanes by id until ranked, then sequential.
 #pragma once
 
 #include "sampler.h"
@@ -12,10 +12,12 @@ namespace headrace::sampling {
 
 class Distribution {
  public:
-  // Logits of ids 0 … n−1, at least one finite, none NaN or +infinity.
-  Distribution(const float* row, int64_t n, const Passes& passes, Scratch& scratch);
+  // row: logits of ids 0 … n−1, at least one finite, none NaN or +infinity. seen: its scan, with
+  // scratch.block_max.
+  Distribution(const float* row, int64_t n, const RowScan& seen, const Passes& passes,
+               Scratch& scratch);
 
-  // Editing stages; dense form only. Ids outside 0 … n−1 are passed over.
+  // Editing stages; row form only, before the others. Ids outside 0 … n−1 are passed over.
   void allow_only(const std::vector<int32_t>& ids);
   void ban(const std::vector<int32_t>& ids);
   void add_bias(const std::vector<std::pair<int32_t, double>>& bias);
@@ -36,23 +38,35 @@ class Distribution {
   Snapshot snapshot(int64_t top_n);
 
  private:
-  double highest();
-  // Weights e^(z − highest) into scratch.weights (dense) and their sum.
-  double weigh();
-  double entropy(double sum);
-  void sort_all();
-  void select(int64_t k, std::vector<Candidate>& out) const;
-  void collect_above(double lowest, std::vector<Candidate>& out) const;
+  Candidate first();  // in candidate order; logit −infinity if there is none
+  Moments moments(double top);
+  float* own_row();    // the copy that editing writes to
+  void scan_edited();  // after editing
+  double dense_logit(int64_t id) const { return static_cast<double>(x_[id]) / t_; }
+  const double* dense();  // logits by id, edited ones in their places
+  // The list becomes all candidates with low ≤ z ≤ high, and possibly some just outside.
+  void gather(double low, double high);
+  void gather_first(int64_t k);  // the list becomes the k first, ranked
+  void become_ranked(double top);
+  bool cut(double target, double top);
+  bool cut_typical(double target, double top, double log_sum, double mean, double radius);
+  // The k first, ranked, leaving the candidates as they are.
+  std::vector<Candidate> select(int64_t k);
 
   const Passes& passes_;
   Scratch& scratch_;
-  double* z_;  // [n_]
-  int64_t n_;
-  bool dense_ = true;
+  const float* x_;  // [n_]
+  const float* block_max_;
+  const int64_t n_;
+  RowScan seen_;                         // of x_
+  double t_ = 1;                         // divides x_
+  bool edited_ = false, stale_ = false;  // x_ is a copy; it has changed since seen_
+  bool listed_ = false, ranked_ = false;
 };
 
-// score_row (sampler.h) inside an environment that is already the standard one.
-RowResult score_model(const float* row, int64_t num_ids, int32_t token, int64_t top_n,
-                      const Passes& passes, Scratch& scratch);
+// score_row (sampler.h) inside an environment that is already the standard one, for a row that is
+// already scanned.
+RowResult score_model(const float* row, int64_t num_ids, const RowScan& seen, int32_t token,
+                      int64_t top_n, const Passes& passes, Scratch& scratch);
 
 }  // namespace headrace::sampling

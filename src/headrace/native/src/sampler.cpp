@@ -71,9 +71,9 @@ bool apply(Stage stage, Distribution& d, const SamplerState& s) {
 
 // The stages, the draw, and what is reported of the processed distribution.
 void run_stages(const float* row, int64_t num_ids, const SamplerState& state, const Noise& noise,
-                const Passes& passes, Scratch& scratch, RowResult& result) {
+                const RowScan& seen, const Passes& passes, Scratch& scratch, RowResult& result) {
   const Params& p = state.params();
-  Distribution d(row, num_ids, passes, scratch);
+  Distribution d(row, num_ids, seen, passes, scratch);
   result.traced = p.trace > 0;
   if (result.traced) result.model = d.snapshot(p.trace);
   for (const Stage stage : p.order) {
@@ -89,6 +89,15 @@ void run_stages(const float* row, int64_t num_ids, const SamplerState& state, co
   }
   result.token = d.draw(noise);
   if (p.num_logprobs >= 0 && p.processed_logprobs) d.score(result.token, p.num_logprobs, result);
+}
+
+RowScan scan_row(const float* row, int64_t num_ids, const Passes& passes, Scratch& scratch) {
+  scratch.block_max.resize(static_cast<size_t>(num_blocks(num_ids)));
+  return passes.scan(row, num_ids, scratch.block_max.data());
+}
+
+bool is_finite(const RowScan& seen) {
+  return !seen.invalid && seen.max > -std::numeric_limits<float>::infinity();
 }
 
 }  // namespace
@@ -123,8 +132,8 @@ RowResult sample_row(const float* row, int64_t num_ids, const SamplerState& stat
   const StandardFloats floats;
   const Params& p = state.params();
   RowResult result;
-  const RowScan seen = passes.scan(row, num_ids);
-  if (seen.invalid || seen.max == -std::numeric_limits<float>::infinity()) {
+  const RowScan seen = scan_row(row, num_ids, passes, scratch);
+  if (!is_finite(seen)) {
     result.status = Status::NonFinite;
     return result;
   }
@@ -134,10 +143,10 @@ RowResult sample_row(const float* row, int64_t num_ids, const SamplerState& stat
     result.token = static_cast<int32_t>(seen.argmax);
   } else {
     const Noise noise{state.seed(), position, state.sample_index(), 0};
-    run_stages(row, num_ids, state, noise, passes, scratch, result);
+    run_stages(row, num_ids, state, noise, seen, passes, scratch, result);
   }
   if (result.status == Status::Ok && p.num_logprobs >= 0 && !p.processed_logprobs) {
-    RowResult own = score_model(row, num_ids, result.token, p.num_logprobs, passes, scratch);
+    RowResult own = score_model(row, num_ids, seen, result.token, p.num_logprobs, passes, scratch);
     result.logprob = own.logprob;
     result.rank = own.rank;
     result.top = std::move(own.top);
@@ -148,7 +157,11 @@ RowResult sample_row(const float* row, int64_t num_ids, const SamplerState& stat
 RowResult score_row(const float* row, int64_t num_ids, int32_t token, int64_t top_n,
                     const Passes& passes, Scratch& scratch) {
   const StandardFloats floats;
-  return score_model(row, num_ids, token, top_n, passes, scratch);
+  const RowScan seen = scan_row(row, num_ids, passes, scratch);
+  if (is_finite(seen)) return score_model(row, num_ids, seen, token, top_n, passes, scratch);
+  RowResult result;
+  result.status = Status::NonFinite;
+  return result;
 }
 
 }  // namespace headrace::sampling

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "ranking.h"
 #include "sampler_passes.h"
 
 namespace headrace::sampling {
@@ -74,15 +75,6 @@ class SamplerState {
   std::unordered_map<int32_t, size_t> where_;
 };
 
-struct Candidate {
-  double logit;
-  int32_t id;
-};
-// The order of every sorted candidate list: logit descending, id ascending.
-static inline bool before(const Candidate& a, const Candidate& b) {
-  return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
-}
-
 // A distribution as a trace shows it.
 struct Snapshot {
   int64_t num_candidates;
@@ -113,11 +105,32 @@ struct RowResult {
   std::vector<StageRecord> stages;
 };
 
+// ln Z − Σ w·d / Z in nats, not below 0.
+static inline double entropy_of(const Moments& m) {
+  const double value = natural_log(m.sum) - m.depth / m.sum;
+  return value > 0 ? value : 0;
+}
+
 // Scratch memory for one thread; grows to the vocabulary once.
 struct Scratch {
-  std::vector<double> logits, weights;
-  std::vector<Candidate> list;
-  std::vector<uint8_t> marks;
+  std::vector<float> block_max;        // of the model's row
+  std::vector<float> row, edited_max;  // the edited row and its blocks
+  std::vector<float> maxima;           // reordered
+  std::vector<double> logits;          // by id, where edited ids need their places
+  std::vector<Candidate> edits, list;  // distribution.h
+  std::vector<double> weights;         // of list
+  std::vector<int32_t> ids, bins;
+  RankScratch ranking;
+
+  int64_t size() const { return static_cast<int64_t>(list.size()); }
+  double* weights_for_list() {
+    if (weights.size() < list.size()) weights.resize(list.size());
+    return weights.data();
+  }
+  int32_t* ids_for(int64_t n) {
+    if (ids.size() < static_cast<size_t>(n)) ids.resize(static_cast<size_t>(n));
+    return ids.data();
+  }
 };
 
 // Draws from row [num_ids]. Sets the standard float environment and restores it.

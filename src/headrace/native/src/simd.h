@@ -29,6 +29,7 @@ static inline mask16 first_lanes(int n) {  // lanes 0 … n-1; n in 0 … 16
   return static_cast<mask16>((1u << n) - 1u);
 }
 static inline bool any(mask16 m) { return m != 0; }
+static inline uint32_t lane_bits(mask16 m) { return m; }  // bit l = lane l
 
 static inline f32x16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
 static inline f32x16 load_first(const float* p, int n) {  // the rest is +0; reads n floats only
@@ -151,6 +152,10 @@ static inline mask16 first_lanes(int n) {
 }
 static inline bool any(mask16 m) {
   return !_mm256_testz_si256(m.a, m.a) || !_mm256_testz_si256(m.b, m.b);
+}
+static inline uint32_t lane_bits(mask16 m) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(m.a))) |
+         static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(m.b))) << 8;
 }
 
 static inline f32x16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }

@@ -1,15 +1,9 @@
-// The sampler's passes over a row of V logits. Plain loops over sixteen virtual lanes that the
-// compiler turns into vectors; each reads its inputs once (4 or 8 bytes per id).
-//
-// The draw needs argmax(z + noise) over the whole vocabulary but computes the two logarithms for a
-// handful of ids only. Two bounds, both above the noise that would be computed, skip the rest:
-//   a group of 32 ids whose largest z + 22.9 cannot win needs no random words;
-//   an id needs no logarithm when z + B(word) cannot win, where
-//   −ln(−ln u) ≤ −ln(1 − u) ≤ B = ln 2 · (31 − log₂ of the word's complement, rounded down).
+// The sampler's passes over a row of V logits: what a row holds, which ids lie in a range, sums of
+// weights. Each reads its inputs once (4 or 8 bytes per id); sums are over sixteen virtual lanes.
 // No std:: templates here: a shared copy could carry this level's instructions elsewhere.
-#include <limits>
-
+#include "kernels/gumbel.h"
 #include "sampler_passes.h"
+#include "simd.h"
 
 namespace HR_ISA {
 
@@ -18,7 +12,8 @@ using namespace headrace::sampling;
 namespace {
 
 constexpr int kLanes = 16;
-constexpr int kGroup = 32;  // ids whose noise is made together: 8 Philox counters of 4 words
+constexpr float kNever = -__builtin_inff();
+constexpr int32_t kInfinityBits = 0x7f800000;  // of a magnitude; above it: NaN
 
 double fold(double* lane) {
   for (int step = kLanes / 2; step > 0; step >>= 1)
@@ -26,98 +21,101 @@ double fold(double* lane) {
   return lane[0];
 }
 
-double highest(const double* x, int n) {
-  double top = x[0];
-  for (int i = 1; i < n; ++i) top = x[i] > top ? x[i] : top;
-  return top;
+inline f32x16 load_or_never(const float* p, int64_t n) {
+  if (n >= kLanes) return load(p);
+  return select(first_lanes(static_cast<int>(n)), load_first(p, static_cast<int>(n)),
+                splat(kNever));
 }
 
-RowScan scan(const float* x, int64_t n) {
-  const float lowest = -std::numeric_limits<float>::infinity();
-  float top[kLanes];
-  int32_t odd[kLanes] = {};
-  for (int l = 0; l < kLanes; ++l) top[l] = lowest;
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
-    for (int l = 0; l < kLanes; ++l) {
-      const float v = x[i + l];
-      top[l] = v > top[l] ? v : top[l];
-      odd[l] |= v != v;
+// The sign bit aside, order of bits is order of magnitude, and NaN is above infinity.
+RowScan scan(const float* x, int64_t n, float* block_max) {
+  const i32x16 magnitude = splati(0x7fffffff);
+  i32x16 widest = zeroi();
+  float best = kNever;
+  int64_t best_block = 0;
+  for (int64_t first = 0; first < n; first += kBlock) {
+    f32x16 top = splat(kNever), top2 = top;
+    if (first + kBlock <= n) {
+      for (int64_t i = 0; i < kBlock; i += 2 * kLanes) {
+        const f32x16 a = load(x + first + i), b = load(x + first + i + kLanes);
+        top = max(a, top);  // a NaN leaves top as it was
+        top2 = max(b, top2);
+        widest = maxi(widest, maxi(bits(a) & magnitude, bits(b) & magnitude));
+      }
+    } else {
+      for (int64_t i = first; i < n; i += kLanes) {
+        const f32x16 a = load_or_never(x + i, n - i);
+        top = max(a, top);
+        // The lanes past the end are −infinity, which is allowed.
+        widest = maxi(widest, bits(a) & magnitude);
+      }
     }
-  for (int l = 0; i < n; ++i, ++l) {
-    top[l] = x[i] > top[l] ? x[i] : top[l];
-    odd[l] |= x[i] != x[i];
+    const float highest = tree_max(max(top, top2));
+    block_max[first / kBlock] = highest;
+    if (highest > best) {
+      best = highest;
+      best_block = first;
+    }
   }
-  RowScan result{lowest, 0, false};
-  for (int l = 0; l < kLanes; ++l) {
-    result.max = top[l] > result.max ? top[l] : result.max;
-    result.invalid |= odd[l] != 0;
+  RowScan result{best, 0, false};
+  result.invalid = max_lane(widest) > kInfinityBits || best == -kNever;
+  if (best > kNever) {
+    result.argmax = best_block;
+    while (x[result.argmax] != best) ++result.argmax;
+    result.max = x[result.argmax];  // of +0 and −0, the first
   }
-  result.invalid |= result.max == std::numeric_limits<float>::infinity();
-  if (result.max > lowest)
-    while (x[result.argmax] != result.max) ++result.argmax;
   return result;
 }
 
-void widen(const float* x, double* z, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) z[i] = static_cast<double>(x[i]);
-}
-
-void divide(double* z, int64_t n, double by) {
-  for (int64_t i = 0; i < n; ++i) z[i] = z[i] / by;
-}
-
-double max(const double* z, int64_t n) {
-  double top[kLanes];
-  for (int l = 0; l < kLanes; ++l) top[l] = -std::numeric_limits<double>::infinity();
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
-    for (int l = 0; l < kLanes; ++l) top[l] = z[i + l] > top[l] ? z[i + l] : top[l];
-  for (int l = 0; i < n; ++i, ++l) top[l] = z[i] > top[l] ? z[i] : top[l];
-  return highest(top, kLanes);
-}
-
-double sum_exp_f32(const float* x, int64_t n, double m) {
-  double lane[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
-    for (int l = 0; l < kLanes; ++l)
-      lane[l] = lane[l] + exp_nonpositive(static_cast<double>(x[i + l]) - m);
-  for (int l = 0; i < n; ++i, ++l)
-    lane[l] = lane[l] + exp_nonpositive(static_cast<double>(x[i]) - m);
-  return fold(lane);
-}
-
-double weights(const double* z, double* w, int64_t n, double m) {
-  double lane[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
-    for (int l = 0; l < kLanes; ++l) {
-      w[i + l] = exp_nonpositive(z[i + l] - m);
-      lane[l] = lane[l] + w[i + l];
-    }
-  for (int l = 0; i < n; ++i, ++l) {
-    w[i] = exp_nonpositive(z[i] - m);
-    lane[l] = lane[l] + w[i];
-  }
-  return fold(lane);
+void divide(const float* x, double* z, int64_t n, double t) {
+  if (t == 1)
+    for (int64_t i = 0; i < n; ++i) z[i] = static_cast<double>(x[i]);
+  else
+    for (int64_t i = 0; i < n; ++i) z[i] = static_cast<double>(x[i]) / t;
 }
 
 // A weight of 0 means a depth below kExpFloor, so the clamp keeps 0 · −infinity out and changes
 // nothing else. (Not a choice between 0 and a product: see exp_nonpositive.)
-double weighted_depth(const double* z, const double* w, int64_t n, double m) {
-  double lane[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
-    for (int l = 0; l < kLanes; ++l) {
-      const double depth = z[i + l] - m;
-      lane[l] = lane[l] + w[i + l] * (depth < kExpFloor ? kExpFloor : depth);
-    }
-  for (int l = 0; i < n; ++i, ++l) {
-    const double depth = z[i] - m;
-    lane[l] = lane[l] + w[i] * (depth < kExpFloor ? kExpFloor : depth);
+template <bool kDivide, class T>
+inline void add_terms(const T* x, int count, double t, double top, double* sum, double* depth) {
+  for (int l = 0; l < count; ++l) {
+    const double z = kDivide ? static_cast<double>(x[l]) / t : static_cast<double>(x[l]);
+    const double d = z - top;
+    const double w = exp_nonpositive(d);
+    sum[l] = sum[l] + w;
+    depth[l] = depth[l] + w * (d < kExpFloor ? kExpFloor : d);
   }
-  return fold(lane);
+}
+
+template <bool kDivide, class T>
+Moments moments(const T* x, int64_t n, double t, double top) {
+  double sum[kLanes] = {}, depth[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) add_terms<kDivide>(x + i, kLanes, t, top, sum, depth);
+  add_terms<kDivide>(x + i, static_cast<int>(n - i), t, top, sum, depth);
+  return {fold(sum), fold(depth)};
+}
+
+Moments moments_f32(const float* x, int64_t n, double t, double top) {
+  return t == 1 ? moments<false>(x, n, t, top) : moments<true>(x, n, t, top);
+}
+Moments moments_f64(const double* z, int64_t n, double top) { return moments<false>(z, n, 1, top); }
+
+int64_t between(const float* x, int64_t n, const float* block_max, float low, float high,
+                int32_t* ids) {
+  const f32x16 lowest = splat(low), highest = splat(high);
+  int64_t count = 0;
+  for (int64_t first = 0; first < n; first += kBlock) {
+    if (block_max[first / kBlock] < low) continue;
+    const int64_t end = first + kBlock < n ? first + kBlock : n;
+    for (int64_t i = first; i < end; i += kLanes) {
+      const f32x16 a = load_or_never(x + i, end - i);
+      uint32_t in = ~(lane_bits(less(a, lowest)) | lane_bits(less(highest, a))) & 0xffffu;
+      for (; in != 0; in &= in - 1)
+        ids[count++] = static_cast<int32_t>(i) + static_cast<int32_t>(__builtin_ctz(in));
+    }
+  }
+  return count;
 }
 
 int64_t rank(const float* x, int64_t n, float than, int64_t id) {
@@ -128,83 +126,24 @@ int64_t rank(const float* x, int64_t n, float than, int64_t id) {
     for (int64_t j = i; j < end; ++j) count += x[j] > than;
     above += count;
   }
-  for (int64_t i = 0; i < id; ++i) above += x[i] == than;
+  for (int64_t i = 0; i < id; i += 4096) {
+    const int64_t end = i + 4096 < id ? i + 4096 : id;
+    int32_t count = 0;
+    for (int64_t j = i; j < end; ++j) count += x[j] == than;
+    above += count;
+  }
   return above + 1;
 }
 
-// The random words of ids first … first + 31; first is a multiple of 32.
-void group_words(const Noise& noise, int64_t first, uint32_t words[kGroup]) {
-  constexpr int kCounters = kGroup / 4;
-  uint32_t c0[kCounters], c1[kCounters], c2[kCounters], c3[kCounters];
-  for (int j = 0; j < kCounters; ++j) {
-    c0[j] = static_cast<uint32_t>(first >> 2) + static_cast<uint32_t>(j);
-    c1[j] = noise.position;
-    c2[j] = noise.sample_index;
-    c3[j] = noise.purpose;
-  }
-  uint32_t k0 = static_cast<uint32_t>(noise.seed), k1 = static_cast<uint32_t>(noise.seed >> 32);
-  for (int round = 0; round < 10; ++round) {
-    for (int j = 0; j < kCounters; ++j) {
-      const uint64_t p0 = uint64_t{0xD2511F53u} * c0[j], p1 = uint64_t{0xCD9E8D57u} * c2[j];
-      c0[j] = static_cast<uint32_t>(p1 >> 32) ^ c1[j] ^ k0;
-      c1[j] = static_cast<uint32_t>(p1);
-      c2[j] = static_cast<uint32_t>(p0 >> 32) ^ c3[j] ^ k1;
-      c3[j] = static_cast<uint32_t>(p0);
-    }
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
-  }
-  for (int j = 0; j < kCounters; ++j) {
-    words[4 * j] = c0[j], words[4 * j + 1] = c1[j];
-    words[4 * j + 2] = c2[j], words[4 * j + 3] = c3[j];
-  }
-}
-
-// At or above gumbel(word). The float bits of v, divided by 2²³, minus 127, are at or below log₂ v.
-inline double noise_bound(uint32_t word) {
-  const int32_t v = static_cast<int32_t>(~word >> 1) & ~0x7f;  // 24 bits: exact as a float
-  const float f = static_cast<float>(v);
-  int32_t bits;
-  std::memcpy(&bits, &f, 4);
-  constexpr double kLn2 = 0.6931471805599453;
-  return (31.0 + 127.0) * kLn2 - static_cast<double>(bits) * (kLn2 / 8388608.0) + 1e-6;
-}
-
-void consider(Drawn& best, int64_t id, double value) {
-  if (value > best.value || (value == best.value && id < best.id)) best = {id, value};
-}
-
-Drawn draw(const double* z, int64_t n, const Noise& noise, Drawn best) {
-  uint32_t words[kGroup];
-  int64_t first = 0;
-  for (; first + kGroup <= n; first += kGroup) {
-    const double* group = z + first;
-    double top[8];
-    for (int l = 0; l < 8; ++l) top[l] = group[l];
-    for (int i = 8; i < kGroup; i += 8)
-      for (int l = 0; l < 8; ++l) top[l] = group[i + l] > top[l] ? group[i + l] : top[l];
-    if (highest(top, 8) + kMaxGumbel < best.value) continue;
-    group_words(noise, first, words);
-    int32_t hit[kGroup], any = 0;
-    for (int i = 0; i < kGroup; ++i) {
-      hit[i] = group[i] + noise_bound(words[i]) >= best.value;
-      any |= hit[i];
-    }
-    if (!any) continue;
-    for (int i = 0; i < kGroup; ++i)
-      if (hit[i]) consider(best, first + i, group[i] + gumbel(words[i]));
-  }
-  for (; first < n; ++first)
-    if (z[first] + kMaxGumbel >= best.value)
-      consider(best, first, z[first] + noise_at(noise, first));
-  return best;
+void weigh(const Candidate* list, int64_t n, double top, double* w) {
+  for (int64_t i = 0; i < n; ++i) w[i] = exp_nonpositive(list[i].logit - top);
 }
 
 }  // namespace
 
 const Passes& sampler_passes() {
-  static const Passes table{scan,    widen,          divide, max, sum_exp_f32,
-                            weights, weighted_depth, rank,   draw};
+  static const Passes table{scan, divide, moments_f32, moments_f64, between,
+                            rank, weigh,  draw_row,    draw_list};
   return table;
 }
 
