@@ -6,6 +6,7 @@ import typer
 
 from headrace.cli.bench_compare import compare
 from headrace.cli.bench_machine import bench_machine
+from headrace.cli.bench_run import bench_run
 
 bench_app = typer.Typer(
     help="Measuring: speed next to its limit, and next to other engines.",
@@ -13,4 +14,5 @@ bench_app = typer.Typer(
     rich_markup_mode=None,
 )
 bench_app.command("machine")(bench_machine)
+bench_app.command("run")(bench_run)
 bench_app.command("compare")(compare)

@@ -88,16 +88,21 @@ def open_model(
 
 
 def native_executor(
-    program: LoadedModel, config: EngineConfig, *, weights: PackedWeights | None = None
+    program: LoadedModel,
+    config: EngineConfig,
+    *,
+    weights: PackedWeights | None = None,
+    isa: str | None = None,
 ) -> NativeModel:
     """The native interpreter, with buffers for the configuration's largest step. weights: packed
-    by another NativeModel of the same model."""
+    by another NativeModel of the same model. isa: see NativeModel."""
     return NativeModel(
         program,
         max_tokens=config.max_num_batched_tokens,
         max_requests=config.max_num_seqs,
         max_context=config.max_model_len,
         num_threads=config.num_threads,
+        isa=isa,
         weights=weights,
     )
 

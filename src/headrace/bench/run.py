@@ -1,0 +1,156 @@
+"""A whole measurement: check, probe, warm up, then repetitions with a probe before each.
+
+For every number of threads: the gate (gate.py) on exactly that configuration, an engine, one run of
+each case that nobody counts, then the repetitions, which go through all cases in turn. The machine
+is probed before each repetition and after the last one, because its bandwidth changes within
+minutes; the limits are derived from the medians of these probes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from headrace.bench.cases import Case, Plan
+from headrace.bench.conditions import bench_conditions
+from headrace.bench.gate import check
+from headrace.bench.measure import Sample, run_case
+from headrace.bench.profile import OpTable, profile_case
+from headrace.bench.rows import Row, rows_of
+from headrace.bench.setup import Settings, check_context, make_config, make_subject, num_threads
+from headrace.engine.core import Engine
+from headrace.engine.model import OpenModel, native_executor, vocabulary_of
+from headrace.errors import UsageError
+from headrace.limits.machine import MachineProbe
+from headrace.limits.rates import MachineRates
+from headrace.ops.cost import CostModel
+from headrace.ops.kv import KVFormat
+from headrace.verify.faults import NO_FAULT
+from headrace.verify.ladder import Report as CheckReport
+
+#: Told what is about to happen, for a person who waits.
+Notice = Callable[[str], None]
+#: A repetition measures a short case again until it has seen so many seconds …
+ENOUGH_S = 0.3
+#: … but not more often than this; the median counts.
+MOST_RUNS = 5
+
+
+@dataclass(slots=True)
+class ThreadResult:
+    """What one number of threads gave. probes: in the order they were taken."""
+
+    threads: int
+    isa: str
+    check: CheckReport
+    probes: list[MachineRates] = field(default_factory=list)
+    samples: dict[Case, list[Sample]] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    ops: list[OpTable] = field(default_factory=list)
+
+    @property
+    def rates(self) -> MachineRates:
+        """The medians of the probes: what the limits divide by."""
+        return median_rates(self.probes)
+
+
+@dataclass(slots=True)
+class BenchResult:
+    """results: one per number of threads."""
+
+    conditions: dict[str, Any]
+    results: list[ThreadResult]
+
+
+def run_bench(
+    model: OpenModel, plan: Plan, settings: Settings, notice: Notice = lambda text: None
+) -> BenchResult:
+    """Measures. Raises UsageError or CapacityError for cases that the model or the memory cannot
+    hold, CheckFailed when the configuration does not compute right."""
+    cases = plan.cases()
+    check_context(model, cases)
+    counts = tuple(dict.fromkeys(num_threads(t) for t in settings.threads))
+    configs = [make_config(model, cases, settings, count) for count in counts]
+    result = BenchResult(bench_conditions(model, configs[0], plan.repetitions), [])
+    weights = None
+    for count, config in zip(counts, configs, strict=True):
+        prefix = f"{count} threads: " if len(counts) > 1 else ""
+        subject = make_subject(model, settings, count)
+        subject.weights = weights
+        subject.check()
+        report = check(
+            subject,
+            max(case.batch for case in cases),
+            on_start=lambda name, p=prefix: notice(f"{p}checking: {name}"),  # type: ignore[misc]
+        )
+        weights = subject.weights
+        if settings.fault is not NO_FAULT:
+            raise UsageError(
+                f"The quick check does not see the fault {settings.fault.name}; "
+                f"`headrace verify --inject {settings.fault.name}` climbs the whole ladder."
+            )
+        notice(f"{prefix}probing the machine")
+        probe = MachineProbe(count, settings.isa)
+        executor = native_executor(model.program, config, weights=weights, isa=settings.isa)
+        engine = Engine(executor, vocabulary_of(model), config)
+        one = ThreadResult(count, executor.isa, report)
+        _repeat(engine, cases, plan.repetitions, probe, one, lambda t, p=prefix: notice(p + t))  # type: ignore[misc]
+        costs = CostModel(
+            model.program, kv_format=KVFormat(config.kv_format), cache_bytes=probe.llc_bytes
+        )
+        for case in cases:
+            one.rows += rows_of(case, one.samples[case], costs, one.rates)
+            if settings.ops:
+                notice(f"{prefix}timing the ops of {case.label}")
+                one.ops += profile_case(engine, executor, case, costs, probe.rates())
+        result.results.append(one)
+    result.conditions["isa"] = result.results[0].isa
+    result.conditions["load_average_after"] = round(os.getloadavg()[0], 2)
+    if probe.note is not None:
+        result.conditions["probe_note"] = probe.note
+    return result
+
+
+def _repeat(
+    engine: Engine,
+    cases: Sequence[Case],
+    repetitions: int,
+    probe: MachineProbe,
+    result: ThreadResult,
+    notice: Notice,
+) -> None:
+    """Warm-up, then repetitions × cases, with probes around them."""
+    for case in cases:
+        notice(f"warming up: {case.label}")
+        run_case(engine, case)
+    for repetition in range(repetitions):
+        result.probes.append(probe.rates())
+        for case in cases:
+            notice(f"repetition {repetition + 1} of {repetitions}: {case.label}")
+            result.samples.setdefault(case, []).append(_enough(engine, case))
+    result.probes.append(probe.rates())
+
+
+def _enough(engine: Engine, case: Case) -> Sample:
+    """The median run of as many as it takes to see ENOUGH_S."""
+    runs = [run_case(engine, case)]
+    while sum(run.seconds for run in runs) < ENOUGH_S and len(runs) < MOST_RUNS:
+        runs.append(run_case(engine, case))
+    return sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
+
+
+def median_rates(probes: Sequence[MachineRates]) -> MachineRates:
+    """Field by field."""
+    first = probes[0]
+    return MachineRates(
+        median(p.read_bytes_per_s for p in probes),
+        median(p.int8_ops_per_s for p in probes),
+        median(p.bf16_ops_per_s for p in probes),
+        median(p.f32_ops_per_s for p in probes),
+        first.num_threads,
+        first.isa,
+        first.llc_bytes,
+    )
