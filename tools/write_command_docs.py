@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "commands.md"
 COMMANDS = (
     [], ["generate"], ["chat"], ["perplexity"], ["verify"], ["bench"],
-    ["bench", "machine"], ["bench", "compare"], ["env"], ["models"], ["models", "list"], ["models", "show"],
+    ["bench", "machine"], ["bench", "run"], ["bench", "compare"], ["env"], ["models"], ["models", "list"], ["models", "show"],
     ["models", "pull"], ["models", "rm"], ["models", "export-tokenizer"],
 )  # fmt: skip
 

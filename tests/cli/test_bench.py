@@ -62,3 +62,100 @@ def test_wrong_usage_is_one_sentence(arguments: tuple[str, ...], message: str) -
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert result.stdout == ""
+
+
+# ---- bench run ----------------------------------------------------------------------------------
+
+SMALL = ("-p", "40", "-n", "6", "-r", "2", "--offline")
+
+
+@pytest.mark.models
+def test_run_measures_next_to_limits() -> None:
+    result = bench(
+        "run", "smollm2-135m", *SMALL, "-npl", "1,3", "-d", "0,50", "-t", "2,1", "-o", "json"
+    )
+    assert result.returncode == 0, result.stderr
+    data = json.loads(result.stdout)
+    names = ("threads", "test", "batch", "depth")
+    assert [tuple(row[name] for name in names) for row in data["rows"]] == [
+        (threads, test, batch, depth)
+        for threads in (2, 1)
+        for batch, tests in ((1, ("pp40", "tg6")), (3, ("pp40+tg6", "pp40", "tg6")))
+        for depth in (0, 50)
+        for test in tests
+    ]
+    for row in data["rows"]:
+        rate = row["tok_per_s"]
+        assert 0 < rate["min"] <= rate["median"] <= rate["max"]
+        assert len(row["values"]) == 2
+        assert 0 < row["serial_tok_per_s"] <= row["bound_tok_per_s"]
+        assert row["of_bound"] == pytest.approx(rate["median"] / row["bound_tok_per_s"])
+    probe = data["probe"]
+    assert probe["num_probes"] == 3  # before each repetition, and after the last
+    assert all(probe[name] > 0 for name in ("read_gb_per_s", "int8_gop_per_s"))
+    assert [check["threads"] for check in data["checks"]] == [2, 1]
+    for check in data["checks"]:
+        assert check["passed"]
+        assert check["rungs"][-1]["name"] == "alone = batch of 3"
+    conditions = data["conditions"]
+    for name in (
+        "date", "cpu", "cpus", "platform", "headrace", "numerics_id", "model", "weights",
+        "activations", "kv_format", "threads", "isa", "model_load_included", "warm_up_included",
+        "device_synchronised", "repetitions", "load_average_1min", "load_average_after",
+    ):  # fmt: skip
+        assert conditions[name] is not None, name
+    assert conditions["weights"] == ["Q4_1", "Q8_0"]
+    assert conditions["activations"] == ["int8"]
+
+
+@pytest.mark.models
+def test_run_takes_other_configurations_and_prints_ops() -> None:
+    result = bench(
+        "run", "smollm2-135m", "-p", "20", "-n", "3", "-r", "1", "-t", "1", "--ops", "-o", "json",
+        "--isa", "avx2", "--kv-cache-dtype", "f32", "--offline",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert [(row["test"], row["threads"]) for row in data["rows"]] == [("pp20", 1), ("tg3", 1)]
+    assert data["probe"]["isa"] == data["conditions"]["isa"] == "avx2"
+    assert data["conditions"]["kv_format"] == "f32"
+    assert len(data["ops"]) == 2
+    for table in data["ops"]:
+        assert sum(op["share"] for op in table["ops"]) == pytest.approx(1.0)
+        assert any(op["op"] == "matmul Q4_1" and op["gop_per_s"] > 0 for op in table["ops"])
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("fault", ["cache-position", "row-swap"])
+def test_run_prints_no_speed_where_a_fault_is_planted(fault: str) -> None:
+    result = bench("run", "smollm2-135m", *SMALL, "-npl", "2", "--inject", fault, "-o", "json")
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert "No speed is printed, because the check" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.models
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("-p", "9000"), 2, "pp9000 needs a context of 9001 tokens"),
+        (("-npl", "0"), 2, "-npl 0 is out of range"),
+        (("-n", "many"), 2, "-n takes whole numbers with commas, not 'many'"),
+        (("-o", "xml"), 2, "--output must be one of table, md, csv, json, not 'xml'"),
+        (("-r", "0"), 2, "-r 0 is out of range"),
+        (("-p", "0", "-n", "0"), 2, "nothing to measure"),
+        (("-npl", "4000", "-p", "4000"), 1, "4000 sequences of 4145 tokens need"),
+        (("-t", "0"), 2, "num_threads = 0 is out of range"),
+        (("--kv-cache-dtype", "int3"), 2, "kv_cache_dtype = 'int3' is unknown"),
+        (("--isa", "neon"), 2, "isa='neon' is not a level this CPU runs"),
+        (("--inject", "gremlin"), 2, "There is no fault 'gremlin'"),
+        (("--inject", "noise-key"), 2, "The quick check does not see the fault noise-key"),
+    ],
+)
+def test_run_refuses_with_one_sentence(arguments: tuple[str, ...], code: int, message: str) -> None:
+    result = bench("run", "smollm2-135m", *arguments, "--offline")
+    assert result.returncode == code
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stdout == ""
