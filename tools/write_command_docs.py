@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "commands.md"
 COMMANDS = (
-    [], ["generate"], ["chat"], ["perplexity"], ["verify"], ["bench"],
-    ["bench", "machine"], ["bench", "run"], ["bench", "compare"], ["env"], ["models"], ["models", "list"], ["models", "show"],
-    ["models", "pull"], ["models", "rm"], ["models", "export-tokenizer"],
+    [], ["generate"], ["chat"], ["perplexity"], ["verify"], ["bench"], ["bench", "machine"],
+    ["bench", "run"], ["bench", "compare"], ["env"], ["models"], ["models", "list"],
+    ["models", "show"], ["models", "pull"], ["models", "rm"], ["models", "export-tokenizer"],
 )  # fmt: skip
 
 
