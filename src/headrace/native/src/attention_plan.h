@@ -26,7 +26,8 @@ struct Task {
   int64_t request, head;      // KV head
   int64_t token, num_tokens;  // rows of the step
   int64_t first_tile, end_tile;
-  int64_t cost;  // visible positions, about
+
+  int64_t num_tiles() const { return end_tile - first_tile; }
 };
 
 struct Shape {
@@ -57,22 +58,43 @@ static inline Range range_in(const AttendArgs& args, int64_t position, int64_t t
   return {static_cast<int>(first > 0 ? first : 0), static_cast<int>(end < kTile ? end : kTile)};
 }
 
-// body(task) for every task of the step, in one order.
-template <class Body>
-static inline void for_tasks(const AttendArgs& args, const Step& step, const Shape& shape,
-                             Body body) {
-  for (int64_t r = 0; r < step.num_requests; ++r)
-    for (int64_t head = 0; head < args.memory->kv_heads; ++head)
-      for (int64_t t = step.spans[r]; t < step.spans[r + 1]; t += shape.tokens_per_task) {
-        Task task{r, head, t, step.spans[r + 1] - t, 0, 0, 0};
-        if (task.num_tokens > shape.tokens_per_task) task.num_tokens = shape.tokens_per_task;
-        const int64_t low = first_visible(args, step.positions[t]),
-                      high = step.positions[t + task.num_tokens - 1];
-        task.first_tile = low / kTile;
-        task.end_tile = high / kTile + 1;
-        task.cost = (high - low + kTile) * task.num_tokens;
-        body(task);
+// The tasks of a step, one after the other, always in the same order. Within a request and head the
+// last tokens come first: they see most, and small tasks at the end let workers finish together.
+class Tasks {
+ public:
+  Tasks(const AttendArgs& args, const Step& step, const Shape& shape)
+      : args_(args), step_(step), shape_(shape) {
+    enter_request();
+  }
+
+  bool next(Task& task) {
+    while (left_ == 0) {
+      if (request_ >= step_.num_requests) return false;
+      if (++head_ == args_.memory->kv_heads) {
+        head_ = 0;
+        ++request_;
       }
-}
+      enter_request();
+    }
+    const int64_t full = left_ / shape_.tokens_per_task * shape_.tokens_per_task,
+                  first = full < left_ ? full : left_ - shape_.tokens_per_task,
+                  token = step_.spans[request_] + first, count = left_ - first;
+    left_ = first;
+    const int64_t low = first_visible(args_, step_.positions[token]),
+                  high = step_.positions[token + count - 1];
+    task = {request_, head_, token, count, low / kTile, high / kTile + 1};
+    return true;
+  }
+
+ private:
+  void enter_request() {
+    left_ = request_ < step_.num_requests ? step_.spans[request_ + 1] - step_.spans[request_] : 0;
+  }
+
+  const AttendArgs& args_;
+  const Step& step_;
+  const Shape& shape_;
+  int64_t request_ = 0, head_ = 0, left_ = 0;  // tokens of the request and head not yet given out
+};
 
 }  // namespace HR_ISA

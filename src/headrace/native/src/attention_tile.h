@@ -12,15 +12,19 @@
 
 #include "attention_fold.h"
 #include "attention_plan.h"
-#include "elementary.h"
+#include "attention_softmax.h"
 #include "kv_elements.h"
 
 namespace HR_ISA {
 
-// The keys and values of one tile: a pointer to each run of 16 positions that some row sees.
-// `next`: the same run of the tile to come, to be prefetched (any valid pointer will do).
-struct TileMemory {
-  const std::byte *keys[kRuns], *values[kRuns], *next_keys[kRuns], *next_values[kRuns];
+// Where the keys and values of one tile lie: a pointer to each run of 16 positions that some row
+// sees.
+struct TileRuns {
+  const std::byte *keys[kRuns], *values[kRuns];
+};
+// A tile, and the one to come, which is prefetched meanwhile (its pointers may be anything).
+struct TileMemory : TileRuns {
+  TileRuns next;
 };
 
 // ---- scores: s[row][position], lanes are positions --------------------------------------------
@@ -38,7 +42,7 @@ static inline void score_block(const typename E::Operand* q, int64_t q_stride,
 #pragma GCC unroll 8
   for (int c = 0; c < runs; ++c) {
     k[c] = tile.keys[i + c];
-    next[c] = tile.next_keys[i + c];
+    next[c] = tile.next.keys[i + c];
   }
   for (int64_t d = 0; d < dim; d += 2) {
     typename E::Pair pairs[runs];
@@ -72,66 +76,6 @@ static void scores(const typename E::Operand* q, int64_t q_stride, const TileMem
   for (; i < end_run; ++i) score_block<E, rows, 1>(q, q_stride, tile, i, dim, s);
 }
 
-// ---- probabilities ----------------------------------------------------------------------------
-
-static inline mask16 lanes_below(int n) { return first_lanes(n < 0 ? 0 : (n > 16 ? 16 : n)); }
-
-// `inside` on the visible lanes of run i, `outside` elsewhere.
-static inline f32x16 visible(Range range, int i, f32x16 inside, float outside) {
-  const int first = range.first - i * kRun, end = range.end - i * kRun;
-  if (first > 0) inside = select(lanes_below(first), splat(outside), inside);
-  if (end < kRun) inside = select(lanes_below(end), inside, splat(outside));
-  return inside;
-}
-
-static inline f32x16 capped(f32x16 x, float soft_cap) {
-  return splat(soft_cap) * tanh(x / splat(soft_cap));
-}
-
-// s: scores of one row (overwritten where there is a cap). p: probabilities, rounded; +0 where
-// invisible, in whole runs. A NaN score does not reach m, but the sum.
-template <class E>
-static void probabilities(float* s, Range range, float soft_cap, typename E::Operand* p, float& m,
-                          float& l) {
-  const int first_run = range.first / kRun, end_run = (range.end - 1) / kRun + 1;
-  f32x16 top = splat(-__builtin_inff());
-  for (int i = first_run; i < end_run; ++i) {
-    f32x16 x = load(s + i * kRun);
-    if (soft_cap > 0) store(s + i * kRun, x = capped(x, soft_cap));
-    top = max(visible(range, i, x, -__builtin_inff()), top);
-  }
-  m = tree_max(top);
-  f32x16 sum = zero();
-  for (int i = first_run; i < end_run; ++i) {
-    const f32x16 x = visible(range, i, exp_nonpositive(load(s + i * kRun) - splat(m)), 0.0f);
-    sum = sum + x;
-    E::store_operand(p + i * kRun, x);
-  }
-  l = tree_sum(sum);
-}
-
-// The same for a row that sees the whole tile.
-template <class E>
-static void probabilities_of_whole(const float* s, float soft_cap, typename E::Operand* p, float& m,
-                                   float& l) {
-  f32x16 x[kRuns], top[2] = {splat(-__builtin_inff()), splat(-__builtin_inff())};
-#pragma GCC unroll 8
-  for (int i = 0; i < kRuns; ++i) {
-    x[i] = load(s + i * kRun);
-    if (soft_cap > 0) x[i] = capped(x[i], soft_cap);
-    top[i % 2] = max(x[i], top[i % 2]);
-  }
-  m = tree_max(max(top[0], top[1]));
-  f32x16 sum = zero();
-#pragma GCC unroll 8
-  for (int i = 0; i < kRuns; ++i) {
-    x[i] = exp_nonpositive(x[i] - splat(m));
-    sum = sum + x[i];
-    E::store_operand(p + i * kRun, x[i]);
-  }
-  l = tree_sum(sum);
-}
-
 // ---- values: O[row][d], lanes are dims --------------------------------------------------------
 
 // Pairs first … end-1 of the tile, dims d0 …; tail > 0: only that many dims of the (one) vector
@@ -147,7 +91,7 @@ static inline void value_block(const typename E::Operand* p, const TileMemory& t
     for (int c = 0; c < vectors; ++c)
       acc[r][c] = fresh ? zero() : load(o + r * o_stride + d0 + c * 16);
   for (int j = first; j < end;) {
-    const std::byte *v = tile.values[j / 8], *next = tile.next_values[j / 8];
+    const std::byte *v = tile.values[j / 8], *next = tile.next.values[j / 8];
     for (const int stop = end < (j / 8 + 1) * 8 ? end : (j / 8 + 1) * 8; j < stop; ++j) {
       const int64_t at = (j % 8 * dim + d0) * 2 * E::bytes;
       typename E::Pair pairs[vectors];
@@ -220,12 +164,7 @@ static void tile_block(const typename E::Operand* q, int64_t q_stride, const Til
   const int common_end = ranges[0].end / 2;
   int common_first = (ranges[rows - 1].first + 1) / 2;
   if (common_first > common_end) common_first = common_end;
-  for (int r = 0; r < rows; ++r) {
-    if (ranges[r].first == 0 && ranges[r].end == kTile)
-      probabilities_of_whole<E>(s + r * kTile, soft_cap, p + r * kTile, out.m[r], out.l[r]);
-    else
-      probabilities<E>(s + r * kTile, ranges[r], soft_cap, p + r * kTile, out.m[r], out.l[r]);
-  }
+  probabilities<E, rows>(s, ranges, soft_cap, p, out.m, out.l);
   const int64_t stride = out.padded_dim;
   const bool fresh = ranges[0].first % 2 == 0 && ranges[0].first == ranges[rows - 1].first;
   for (int r = 0; r < rows && !fresh; ++r) {

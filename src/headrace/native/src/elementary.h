@@ -48,6 +48,28 @@ static inline f32x16 exp_nonpositive(f32x16 x) {
   return p * power_of_two(n);
 }
 
+// The same for n vectors at once, step by step: the chain of one is 45 cycles long, and a core that
+// must find the next one behind it runs out of scheduler entries.
+template <int n>
+[[gnu::always_inline]] static inline void exp_nonpositive(f32x16 (&x)[n]) {
+  f32x16 r[n], q[n];
+  i32x16 k[n];
+#define HR_EACH _Pragma("GCC unroll 8") for (int i = 0; i < n; ++i)
+  HR_EACH x[i] = max(splat(-88.0f), x[i]);
+  HR_EACH k[i] = to_int(x[i] * splat(1.44269504f));
+  HR_EACH {
+    const f32x16 whole = to_float(k[i]);
+    r[i] = fma(whole, splat(-0x1.62ep-1f), x[i]);
+    r[i] = fma(whole, splat(-0x1.0bfbe8p-15f), r[i]);
+  }
+  HR_EACH q[i] = fma(splat(0.00139504881f), r[i], splat(0.00836888794f));
+  HR_EACH q[i] = fma(q[i], r[i], splat(0.041666206f));
+  HR_EACH q[i] = fma(q[i], r[i], splat(0.166665182f));
+  HR_EACH q[i] = fma(q[i], r[i], splat(0.5f));
+  HR_EACH x[i] = (fma(r[i] * r[i], q[i], r[i]) + splat(1.0f)) * power_of_two(k[i]);
+#undef HR_EACH
+}
+
 // tanh x, odd; |x| < 0.625: x + x³·P(x²), else 1 − 2 / (e^2|x| + 1), which reaches 1 by itself.
 static inline f32x16 tanh(f32x16 x) {
   const i32x16 sign_bit = splati(static_cast<int32_t>(0x80000000u));

@@ -58,6 +58,10 @@ struct SplitElements {
   static inline f32x16 dot(f32x16 acc, const Pair& x, const Pair& y) {
     return fma(x.even, y.even, fma(x.odd, y.odd, acc));
   }
+  static inline void store_two(float* out, f32x16 a, f32x16 b) {  // operands already rounded
+    store(out, a);
+    store(out + 16, b);
+  }
   static inline Pair only_even(const Pair& x) { return {x.even, zero()}; }
   static inline Pair only_odd(const Pair& x) { return {zero(), x.odd}; }
 };
@@ -69,6 +73,7 @@ template <>
 struct Elements<KVFormat::F32> : SplitElements {
   static constexpr int bytes = 4;
   static inline void store_operand(float* out, f32x16 x) { store(out, x); }
+  static inline void store_operands(float* out, f32x16 a, f32x16 b) { store_two(out, a, b); }
   static inline Pair load_pairs(const std::byte* p) {
     const float* x = reinterpret_cast<const float*>(p);
     Pair y;
@@ -81,6 +86,7 @@ template <>
 struct Elements<KVFormat::F16> : SplitElements {
   static constexpr int bytes = 2;
   static inline void store_operand(float* out, f32x16 x) { store(out, x); }
+  static inline void store_operands(float* out, f32x16 a, f32x16 b) { store_two(out, a, b); }
   static inline Pair load_pairs(const std::byte* p) {
     Pair y;
     deinterleave(load_f16(p), load_f16(p + 32), y.even, y.odd);
@@ -99,6 +105,9 @@ struct Elements<KVFormat::BF16> {
   static inline void store_operand(uint16_t* out, f32x16 x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), (__m256i)_mm512_cvtneps_pbh(x.v));
   }
+  static inline void store_operands(uint16_t* out, f32x16 a, f32x16 b) {  // a first
+    _mm512_storeu_si512(out, (__m512i)_mm512_cvtne2ps_pbh(b.v, a.v));
+  }
   static inline Pair load_pairs(const std::byte* p) { return loadi(p); }
   static inline Pair broadcast(const uint16_t* x) {
     int32_t pair;
@@ -114,6 +123,9 @@ template <>
 struct Elements<KVFormat::BF16> : SplitElements {
   static constexpr int bytes = 2;
   static inline void store_operand(float* out, f32x16 x) { store(out, round_bf16(x)); }
+  static inline void store_operands(float* out, f32x16 a, f32x16 b) {
+    store_two(out, round_bf16(a), round_bf16(b));
+  }
   static inline Pair load_pairs(const std::byte* p) {
     const i32x16 x = loadi(p);
     return {from_bits(shl<16>(x)), from_bits(x & splati(static_cast<int32_t>(0xffff0000u)))};

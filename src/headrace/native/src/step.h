@@ -71,7 +71,7 @@ struct Worker {
   int count;
   Barrier* barrier;    // for ops of two phases (attention: partials, then fold)
   std::byte* scratch;  // this worker's own, scratch_bytes, 64-byte aligned
-  std::byte* shared;   // one for all workers, shared_bytes, 64-byte aligned
+  std::byte* shared;   // one for all workers, shared_bytes, 64-byte aligned; zeros at first
 };
 
 // This worker's share [begin, end) of n items, contiguous, in units of `grain`. A single unit is
