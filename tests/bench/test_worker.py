@@ -117,11 +117,14 @@ def test_an_engine_that_is_missing_fails_with_the_import_error() -> None:
 
 @pytest.mark.large
 def test_llama_cpp_and_headrace_draw_the_same_tokens(model_path: Path) -> None:
-    ids = list(range(100, 116))
+    from headrace.engine.model import open_model
+
+    text = "The capital of France is Paris. The capital of Germany is Berlin. The capital of"
+    ids = open_model(str(model_path)).tokenizer.encode(text)
     drawn = []
     for entry in (HEADRACE, PEERS["llama-cpp-python"]):
         with WorkerProcess(entry) as worker:
-            facts = worker.load(Load(model_path, 2, 32, 2, 32))
+            facts = worker.load(Load(model_path, 2, 64, 2, 64))
             assert facts["version"]
             assert facts["settings"]
             prefill = worker.prefill(ids)
