@@ -58,6 +58,28 @@ PEERS: dict[str, PeerEntry] = {
             'CMAKE_ARGS="-DGGML_NATIVE=ON" pip install --no-binary llama-cpp-python '
             "llama-cpp-python",
         ),
+        PeerEntry(
+            "ik-llama-cpp-python",
+            "ik_llama.cpp",
+            "ik_llama_cpp",
+            "ik_llama_cpp_python:IkLlamaCpp",
+            "scripts/install-ik-llama (plain pip installs a generic AVX2 build, and its source "
+            "package lacks a file)",
+        ),
+        PeerEntry(
+            "transformers",
+            "transformers",
+            "transformers",
+            "transformers_torch:Transformers",
+            "pip install torch transformers accelerate gguf",
+        ),
+        PeerEntry(
+            "openvino-genai",
+            "OpenVINO GenAI",
+            "openvino_genai",
+            "openvino_genai:OpenVino",
+            "pip install openvino-genai",
+        ),
     )
 }
 
