@@ -9,14 +9,14 @@ inside the processes. An engine that fails drops out with its reason; the run go
 from __future__ import annotations
 
 import os
-import platform
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from headrace.bench.conditions import machine_conditions
 from headrace.bench.peers.catalog import HEADRACE, PeerEntry
 from headrace.bench.peers.peer import CannotRun, Load, Measured
 from headrace.bench.peers.process import WorkerFailed, WorkerProcess
@@ -24,6 +24,10 @@ from headrace.engine.config import Machine
 from headrace.engine.model import open_model
 from headrace.errors import UsageError
 from headrace.formats.fetching import Reporter
+from headrace.limits.machine import MachineProbe
+from headrace.limits.rates import MachineRates
+from headrace.limits.workloads import RunLimit, batch_limit, decode_limit, prefill_limit
+from headrace.ops.cost import CostModel
 
 Encode = Callable[[str], list[int]]
 #: Called with what is about to happen, for a person who waits.
@@ -104,11 +108,15 @@ class Outcome:
 
 @dataclass(slots=True)
 class Comparison:
-    """outcomes[0] is Headrace. idle_cpu_s: CPU time that waiting engines took during
-    measurements, all together (0 = nobody disturbed anybody)."""
+    """outcomes[0] is Headrace. probes: of the machine, before each repetition and after the last.
+    limits: test name → the least time that its work takes at the medians of the probes. idle_cpu_s:
+    CPU time that waiting engines took during measurements, all together (0 = nobody disturbed
+    anybody)."""
 
     tests: tuple[Test, ...]
     outcomes: list[Outcome]
+    probes: list[MachineRates] = field(default_factory=list)
+    limits: dict[str, RunLimit] = field(default_factory=dict)
     idle_cpu_s: float = 0.0
     measured_s: float = 0.0
 
@@ -170,6 +178,7 @@ def compare(
                             f"{outcome.entry.title}"
                         )
                         _measure(workers, test, outcome, result)
+        between()
     return result
 
 
@@ -197,18 +206,49 @@ def measure_model(
     num_threads = (
         Machine.probe(os.environ).num_cpus if plan.num_threads is None else plan.num_threads
     )
+    probe = MachineProbe(num_threads)
+    probes: list[MachineRates] = []
     result = compare(
-        opened.path, tests, peers,
-        num_threads=num_threads, repetitions=plan.repetitions, notice=notice,
-    )  # fmt: skip
-    conditions = {
+        opened.path,
+        tests,
+        peers,
+        num_threads=num_threads,
+        repetitions=plan.repetitions,
+        notice=notice,
+        between=lambda: probes.append(probe.rates()),
+    )
+    result.probes = probes
+    costs = CostModel(program, cache_bytes=probe.llc_bytes)
+    result.limits = {test.name: limit_of(test, costs, median_rates(probes)) for test in tests}
+    conditions = machine_conditions() | {
         "model": model,
         "weights": ", ".join(sorted({t.format.name for t in program.weights.values()})),
         "threads": num_threads,
-        "cpu": _cpu_name(),
+        "isa": probe.isa,
         "repetitions": plan.repetitions,
     }
     return result, conditions
+
+
+def limit_of(test: Test, costs: CostModel, rates: MachineRates) -> RunLimit:
+    """The limit of a test's work (limits/workloads.py)."""
+    length = len(test.prompts[0])
+    if len(test.prompts) > 1:
+        return batch_limit(costs, rates, len(test.prompts), length, test.generate)
+    if test.generate:
+        return decode_limit(costs, rates, test.generate, depth=length)
+    return prefill_limit(costs, rates, length)
+
+
+def median_rates(probes: Sequence[MachineRates]) -> MachineRates:
+    """Field by field; of at least one."""
+    return replace(
+        probes[0],
+        read_bytes_per_s=statistics.median(p.read_bytes_per_s for p in probes),
+        int8_ops_per_s=statistics.median(p.int8_ops_per_s for p in probes),
+        bf16_ops_per_s=statistics.median(p.bf16_ops_per_s for p in probes),
+        f32_ops_per_s=statistics.median(p.f32_ops_per_s for p in probes),
+    )
 
 
 def load_of(model: Path, tests: Sequence[Test], num_threads: int) -> Load:
@@ -254,14 +294,3 @@ def _measure(
     result.measured_s += measured.seconds
     outcome.rates.setdefault(test.name, []).append(test.tokens / measured.seconds)
     outcome.tokens[test.name] = measured.tokens
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or "unknown CPU"

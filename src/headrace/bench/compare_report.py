@@ -8,19 +8,24 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.bench.compare import Comparison, Outcome
+from headrace.bench.compare import Comparison, Outcome, Test, median_rates
 from headrace.bench.ratios import common_prefix, paired_ratio, spread
+from headrace.limits.workloads import RunLimit
 
-HEADERS = ("test", "engine", "tok/s", "min … max", "Headrace is", "min … max", "same tokens")
+HEADERS = (
+    "test", "engine", "tok/s", "min … max", "of bound", "Headrace is", "min … max", "same tokens",
+)  # fmt: skip
 
 
 def to_dict(comparison: Comparison, conditions: Mapping[str, Any]) -> dict[str, Any]:
-    """{"conditions", "tests": [{"test", "engines": [{"engine", "rates", "tok_per_s", "ratio",
-    "same_tokens", …}]}], "engines": [{"engine", "facts", "reason"}]}; ratio is Headrace ÷ engine,
-    same_tokens [shared from the start, drawn]."""
+    """{"conditions", "probe", "engines": [{"engine", "facts", "reason"}], "tests": [{"test",
+    "bound_tok_per_s", "engines": [{"engine", "rates", "tok_per_s", "of_bound", "ratio",
+    "same_tokens", …}]}]}; ratio is Headrace ÷ engine, same_tokens [shared from the start, drawn],
+    of_bound the share of what the bound of this model file's work allows."""
     ours = comparison.outcomes[0]
     return {
         "conditions": dict(conditions) | {"idle_cpu_s": round(comparison.idle_cpu_s, 2)},
+        "probe": _probe(comparison),
         "engines": [
             {"engine": o.entry.name, "title": o.entry.title, "facts": o.facts, "reason": o.reason}
             for o in comparison.outcomes
@@ -29,8 +34,10 @@ def to_dict(comparison: Comparison, conditions: Mapping[str, Any]) -> dict[str, 
             {
                 "test": test.name,
                 "tokens": test.tokens,
+                "bound_tok_per_s": test.tokens / comparison.limits[test.name].bound_s,
+                "serial_tok_per_s": test.tokens / comparison.limits[test.name].serial_s,
                 "engines": [
-                    _figures(test.name, o, ours)
+                    _figures(test, o, ours, comparison.limits[test.name])
                     for o in comparison.outcomes
                     if test.name in o.rates
                 ],
@@ -40,19 +47,32 @@ def to_dict(comparison: Comparison, conditions: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _figures(test: str, outcome: Outcome, ours: Outcome) -> dict[str, Any]:
-    rates = outcome.rates[test]
+def _probe(comparison: Comparison) -> dict[str, float]:
+    rates = median_rates(comparison.probes)
+    return {
+        "read_gb_per_s": rates.read_bytes_per_s / 1e9,
+        "int8_gop_per_s": rates.int8_ops_per_s / 1e9,
+        "bf16_gop_per_s": rates.bf16_ops_per_s / 1e9,
+        "f32_gop_per_s": rates.f32_ops_per_s / 1e9,
+    }
+
+
+def _figures(test: Test, outcome: Outcome, ours: Outcome, limit: RunLimit) -> dict[str, Any]:
+    rates = outcome.rates[test.name]
+    speed = spread(rates)
     figures: dict[str, Any] = {
         "engine": outcome.entry.name,
         "title": outcome.entry.title,
         "rates": rates,
-        "tok_per_s": spread(rates).to_dict(),
+        "tok_per_s": speed.to_dict(),
+        "of_bound": speed.median / (test.tokens / limit.bound_s),
+        "of_serial": speed.median / (test.tokens / limit.serial_s),
     }
-    if outcome is not ours and test in ours.rates:
-        ratio = paired_ratio(ours.rates[test], rates)
+    if outcome is not ours and test.name in ours.rates:
+        ratio = paired_ratio(ours.rates[test.name], rates)
         figures["ratio"] = ratio.to_dict() if ratio else None
-        theirs = outcome.tokens[test]
-        figures["same_tokens"] = [common_prefix(ours.tokens[test], theirs), len(theirs)]
+        theirs = outcome.tokens[test.name]
+        figures["same_tokens"] = [common_prefix(ours.tokens[test.name], theirs), len(theirs)]
     return figures
 
 
@@ -69,6 +89,7 @@ def rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
                     figures["title"],
                     number(speed["median"]),
                     f"{number(speed['min'])} … {number(speed['max'])}",
+                    f"{figures['of_bound']:.0%}",
                     f"{ratio['median']:.2f}×" if ratio else "",
                     f"{ratio['min']:.2f} … {ratio['max']:.2f}" if ratio else "",
                     f"{same[0]} of {same[1]}" if same else "",
@@ -79,11 +100,13 @@ def rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 def notes(report: Mapping[str, Any]) -> list[str]:
     """The conditions, how each engine was built, and why one did not take part."""
-    c = report["conditions"]
+    c, p = report["conditions"], report["probe"]
     lines = [
         f"{c['model']} ({c['weights']}), {c['threads']} threads, {c['cpu']}, "
         f"{c['repetitions']} interleaved repetitions; model load and warm-up not included; "
         f"greedy; tokens/s of prompt, generation, or both together",
+        f"probe (medians): {p['read_gb_per_s']:.1f} GB/s read, {p['int8_gop_per_s']:.0f} Gop/s "
+        f"int8, {p['bf16_gop_per_s']:.0f} bf16; the bound is that of this file's work",
     ]
     for engine in report["engines"]:
         if engine["reason"]:

@@ -75,9 +75,7 @@ class Transformers:
 
     def _step(self, ids: Any, cache: Any) -> Any:
         """ids [B, T] → argmax [B] of the last position."""
-        out = self._model(
-            input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1
-        )
+        out = self._model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
         return out.logits[:, -1].argmax(-1)
 
 
