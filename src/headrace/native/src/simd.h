@@ -80,6 +80,10 @@ template <int N>
 static inline i32x16 shr(i32x16 a) {  // logical
   return {_mm512_srli_epi32(a.v, N)};
 }
+template <int N>
+static inline i32x16 shr_signed(i32x16 a) {
+  return {_mm512_srai_epi32(a.v, N)};
+}
 static inline i32x16 to_int(f32x16 a) {  // round half to even
   return {_mm512_cvtps_epi32(a.v)};
 }

@@ -5,8 +5,8 @@
 // panel) are dealt to the workers in order, so a panel stays in cache over all tiles of its group.
 // The reduction is never split. Traffic: all panels once per group, the group's areas once per
 // panel (from cache).
+#include "kernels/chunk.h"
 #include "kernels/ops.h"
-#include "kernels/tile.h"
 
 namespace HR_ISA {
 
@@ -48,6 +48,23 @@ void walk(const Problem& problem, int64_t begin, int64_t end, int64_t token, int
   for (int64_t p = begin + P * length; p < end; ++p) all_tiles(p, 0);
 }
 
+#ifdef HR_AVX512
+constexpr int64_t kChunkTokens = 16;
+
+template <class W>
+void run_chunks(const Problem& problem, int64_t tokens, int64_t panels, const Worker& worker) {
+  const int64_t groups = (tokens + kGroupTokens - 1) / kGroupTokens;
+  const headrace::Share mine = share(groups * panels, worker);
+  for (int64_t item = mine.begin; item < mine.end;) {
+    const int64_t g = item / panels, begin = item % panels;
+    const int64_t count = mine.end - item < panels - begin ? mine.end - item : panels - begin;
+    walk_chunks<W>(problem, worker.scratch, begin, begin + count, tokens * g / groups,
+                   tokens * (g + 1) / groups);
+    item += count;
+  }
+}
+#endif
+
 template <class W>
 void run(const headrace::MatmulArgs& args, const Step& step, const Worker& worker) {
   const headrace::PackedMatrix& weight = args.weight;
@@ -61,6 +78,11 @@ void run(const headrace::MatmulArgs& args, const Step& step, const Worker& worke
                            args.out.data,
                            args.out.stride};
   const int64_t tokens = step.count(args.out.rows), panels = headrace::num_panels(weight.n);
+#ifdef HR_AVX512
+  if constexpr (W::kDot == Dot::Bytes) {
+    if (tokens >= kChunkTokens) return run_chunks<W>(problem, tokens, panels, worker);
+  }
+#endif
   int64_t group = kGroupBytes / args.activation_row_bytes / kMaxTile * kMaxTile;
   if (group < kMaxTile) group = kMaxTile;
   const int64_t groups = (tokens + group - 1) / group;
@@ -113,7 +135,11 @@ void matmul(const headrace::MatmulArgs& args, const Step& step, Worker& worker) 
 }
 
 headrace::Workspace matmul_workspace(const headrace::MatmulArgs&, const headrace::Limits&) {
+#ifdef HR_AVX512
+  return {kChunkScratch, 0};
+#else
   return {0, 0};
+#endif
 }
 
 }  // namespace HR_ISA

@@ -171,6 +171,25 @@ struct Problem {  // what all tiles of a matmul share
   int64_t out_stride;
 };
 
+// The end of a tile: out = acc (+ bias), of panels first, first + step, … × tokens token … + M − 1.
+template <int M, int P>
+[[gnu::always_inline]] static inline void finish(const Problem& problem, int64_t first,
+                                                 int64_t step, int64_t token,
+                                                 const f32x16 (&acc)[P][M]) {
+#pragma GCC unroll 4
+  for (int p = 0; p < P; ++p) {
+    const int64_t row = (first + p * step) * headrace::kPanelRows;
+    const int64_t left = problem.n - row;
+    const int rows = left < headrace::kPanelRows ? static_cast<int>(left) : 16;
+#pragma GCC unroll 16
+    for (int t = 0; t < M; ++t) {
+      f32x16 y = acc[p][t];
+      if (problem.bias != nullptr) y = y + load_first(problem.bias + row, rows);
+      store_first(problem.out + (token + t) * problem.out_stride + row, y, rows);
+    }
+  }
+}
+
 // Panels first, first + step, … (P of them; step 0: the same one) × tokens token … token + M − 1.
 template <class W, int M, int P>
 static void tile(const Problem& problem, int64_t first, int64_t step, int64_t token) {
@@ -188,18 +207,7 @@ static void tile(const Problem& problem, int64_t first, int64_t step, int64_t to
   else
     tile_floats<W, M, P>(panel, step * problem.panel_bytes, a, problem.area_bytes, problem.blocks,
                          acc);
-#pragma GCC unroll 4
-  for (int p = 0; p < P; ++p) {
-    const int64_t row = (first + p * step) * headrace::kPanelRows;
-    const int64_t left = problem.n - row;
-    const int rows = left < headrace::kPanelRows ? static_cast<int>(left) : 16;
-#pragma GCC unroll 16
-    for (int t = 0; t < M; ++t) {
-      f32x16 y = acc[p][t];
-      if (problem.bias != nullptr) y = y + load_first(problem.bias + row, rows);
-      store_first(problem.out + (token + t) * problem.out_stride + row, y, rows);
-    }
-  }
+  finish<M, P>(problem, first, step, token, acc);
 }
 
 }  // namespace HR_ISA

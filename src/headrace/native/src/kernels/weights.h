@@ -8,7 +8,7 @@
 //             use.
 //   kOffset   what the codes carry too much (subtracted in int32), kHasMin, kTwoScales (per 16 k),
 //   kTwoMinima (per 16 k; then minima() gives both as int16 pairs, minimum() what multiplies their
-//   sum), kBits of a code
+//   sum), kBits of a code; kGrain: a panel may be entered at multiples of so many blocks
 #pragma once
 
 #include "matmul.h"
@@ -73,7 +73,7 @@ struct WeightQ8_0 {
   static constexpr int kOffset = 128;
   static constexpr int kBits = 8;
   static constexpr bool kHasMin = false, kTwoScales = false, kTwoMinima = false;
-  static constexpr int64_t kBlockBytes = 544;
+  static constexpr int64_t kBlockBytes = 544, kGrain = 1;
   struct Reader {
     const uint8_t* at;
     void open(const uint8_t* panel) { at = panel - kBlockBytes; }
@@ -94,7 +94,7 @@ struct WeightLegacy {
   static constexpr bool kHasMin = HasMin, kTwoScales = false, kTwoMinima = false;
   static constexpr int64_t kHead = HasMin ? 64 : 32;
   static constexpr int64_t kNibbles = kHead + (HasFifth ? 64 : 0);
-  static constexpr int64_t kBlockBytes = kNibbles + 256;
+  static constexpr int64_t kBlockBytes = kNibbles + 256, kGrain = 1;
   struct Reader {
     const uint8_t* at;
     i32x16 fifth;
@@ -142,7 +142,7 @@ struct WeightK {
   static constexpr bool kHasMin = true, kTwoScales = false, kTwoMinima = false;
   static constexpr int64_t kHead = 64 + 3 * 64;
   static constexpr int64_t kBody = 256 + (HasFifth ? 64 : 0);
-  static constexpr int64_t kBlockBytes = (kHead + 8 * kBody) / 8;  // on average
+  static constexpr int64_t kBlockBytes = (kHead + 8 * kBody) / 8, kGrain = 8;  // on average
   struct Reader {
     const uint8_t* head;    // of the current 8 blocks
     const uint8_t* at;      // nibbles (after the fifth bits) of the current block
@@ -193,7 +193,7 @@ struct WeightQ6_K {
   static constexpr int kBits = 6;
   static constexpr bool kHasMin = false, kTwoScales = true, kTwoMinima = false;
   static constexpr int64_t kBody = 32 + 128 + 256;
-  static constexpr int64_t kBlockBytes = (32 + 8 * kBody) / 8;  // on average
+  static constexpr int64_t kBlockBytes = (32 + 8 * kBody) / 8, kGrain = 8;  // on average
   struct Reader {
     const uint8_t* head;
     const uint8_t* at;
@@ -232,7 +232,7 @@ struct WeightQ2_K {
   static constexpr int kBits = 2;
   static constexpr bool kHasMin = false, kTwoScales = true, kTwoMinima = true;
   static constexpr int64_t kHead = 64, kBody = 32 + 128;
-  static constexpr int64_t kBlockBytes = (kHead + 8 * kBody) / 8;  // on average
+  static constexpr int64_t kBlockBytes = (kHead + 8 * kBody) / 8, kGrain = 8;  // on average
   struct Reader {
     const uint8_t* head;
     const uint8_t* at;
@@ -267,7 +267,7 @@ struct WeightQ3_K {
   static constexpr int kBits = 3;
   static constexpr bool kHasMin = false, kTwoScales = true, kTwoMinima = false;
   static constexpr int64_t kHead = 32 + 3 * 64, kBody = 64 + 128;
-  static constexpr int64_t kBlockBytes = (kHead + 8 * kBody) / 8;  // on average
+  static constexpr int64_t kBlockBytes = (kHead + 8 * kBody) / 8, kGrain = 8;  // on average
   struct Reader {
     const uint8_t* head;
     const uint8_t* at;
