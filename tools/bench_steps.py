@@ -24,9 +24,9 @@ from headrace import LLM, SamplingParams
 from headrace.engine import sampler
 
 AIMS_US = {1: 100.0, 32: 400.0}
-#: In the order of a step. native: not part of the sum. loop: LLM.generate outside Engine.step.
+#: In the order of a step. loop: LLM.generate outside Engine.step.
 PARTS = ("schedule", "prepare", "run", "draw", "commit", "loop")
-NATIVE = "native"
+NATIVE = ("program", "sample")  # the step program; the sampler's arithmetic
 _SEEDED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "stop": ["<<<STOP>>>", "\n\n\n\n"]}
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -95,8 +95,8 @@ def instrumented(llm: LLM) -> Iterator[Clock]:
     draws: Any = sampler
     core = draws._core
     program, native = _Proxy(executor._program), _Proxy(core)
-    clock.wrap(program, "run", NATIVE)
-    clock.wrap(native, "sample", NATIVE)
+    clock.wrap(program, "run", "program")
+    clock.wrap(native, "sample", "sample")
     timed = {
         (engine.scheduler, "schedule"): "schedule",
         (engine._preparer, "build"): "prepare",
@@ -129,7 +129,7 @@ def measure(llm: LLM, batch: int, kind: str, num_steps: int) -> dict[str, float]
     decodes = clock.steps[2:]  # the first computes the prompts
     result = {
         part: statistics.median(step.get(part, 0.0) for step in decodes) * 1e6
-        for part in (*PARTS, NATIVE)
+        for part in (*PARTS, *NATIVE)
     }
     sums = [sum(step.get(part, 0.0) for part in PARTS) for step in decodes]
     result["sum"] = statistics.median(sums) * 1e6
@@ -137,13 +137,21 @@ def measure(llm: LLM, batch: int, kind: str, num_steps: int) -> dict[str, float]
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    head = ["kind", "batch", *PARTS, "sum", "aim", NATIVE, "share"]
+    head = ["kind", "batch", *PARTS, "sum", "aim", *NATIVE, "share"]
     print("".join(f"{name:>10}" for name in head) + "   (µs per step)")
     for row in rows:
         figures = [f"{row[part]:.0f}" for part in (*PARTS, "sum")]
         aim = "-" if row["aim"] is None else f"{row['aim']:.0f}"
-        share = f"{100 * row['sum'] / (row['sum'] + row[NATIVE]):.1f} %"
-        cells = [row["kind"], str(row["batch"]), *figures, aim, f"{row[NATIVE]:.0f}", share]
+        native = [row[part] for part in NATIVE]
+        share = f"{100 * row['sum'] / (row['sum'] + sum(native)):.1f} %"
+        cells = [
+            row["kind"],
+            str(row["batch"]),
+            *figures,
+            aim,
+            *(f"{n:.0f}" for n in native),
+            share,
+        ]
         print("".join(f"{cell:>10}" for cell in cells))
 
 

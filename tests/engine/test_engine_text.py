@@ -42,6 +42,10 @@ class Script:
     def vocab_size(self) -> int:
         return self._vocab
 
+    @property
+    def pool(self) -> None:
+        return None
+
     def allocate_kv(self, num_blocks: Sequence[int], block_size: int, fmt: KVFormat) -> None: ...
 
     def copy_blocks(self, group: int, pairs: Sequence[tuple[int, int]]) -> None: ...

@@ -84,6 +84,10 @@ class ToyModel:
     def vocab_size(self) -> int:
         return self.vocab
 
+    @property
+    def pool(self) -> None:
+        return None
+
     def allocate_kv(self, num_blocks: Sequence[int], block_size: int, fmt: KVFormat) -> None:
         rng = np.random.default_rng(1)
         self.block_size = block_size

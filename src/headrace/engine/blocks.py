@@ -118,10 +118,12 @@ class SequenceBlocks:
     """The block tables of one holder: a sequence or a kept history.
 
     tables[g]: int32 [max columns]; −1 where nothing is held. Columns [first_columns[g],
-    num_columns[g]) are held, in every group.
+    num_columns[g]) are held, in every group. num_writable: positions below it, from the next one to
+    compute on, are in blocks that nobody else holds. version: grows with every change of a table or
+    of first_columns.
     """
 
-    __slots__ = ("first_columns", "num_columns", "tables")
+    __slots__ = ("first_columns", "num_columns", "num_writable", "tables", "version")
 
     def __init__(self, num_groups: int, max_columns: int) -> None:
         self.tables: tuple[Int32Array, ...] = tuple(
@@ -129,6 +131,8 @@ class SequenceBlocks:
         )
         self.num_columns = [0] * num_groups
         self.first_columns = [0] * num_groups
+        self.num_writable = 0
+        self.version = 0
 
     def held(self, group: int) -> list[int]:
         """Block ids held in a group, by column."""
@@ -174,6 +178,8 @@ class BlockManager:
         self.windows: tuple[int | None, ...] = tuple(
             g.window if frees_window else None for g in groups
         )
+        #: Whether `trim` ever frees something.
+        self.trims = any(window is not None for window in self.windows)
         self.pools: tuple[BlockPool, ...] = tuple(self._make_pool(n) for n in num_blocks)
         self.pending_copies: list[tuple[int, int, int]] = []  # (group, source, destination)
 
@@ -228,6 +234,8 @@ class BlockManager:
             for column in range(blocks.num_columns[group], end_column):
                 table[column] = pool.take()
             blocks.num_columns[group] = max(blocks.num_columns[group], end_column)
+        blocks.num_writable = min(blocks.num_columns) * self.block_size
+        blocks.version += 1
 
     def _num_shared(self, blocks: SequenceBlocks, group: int, start: int) -> int:
         """Held blocks from position `start` on that others hold too."""
@@ -253,6 +261,7 @@ class BlockManager:
         """New tables that share the blocks of the first num_positions. None = no room
         (contiguous); never for the paged allocator."""
         child = SequenceBlocks(self.num_groups, self.max_columns)
+        blocks.num_writable = 0
         columns = ceil_div(num_positions, self.block_size)
         for group, pool in enumerate(self.pools):
             first = blocks.first_columns[group]
@@ -283,6 +292,7 @@ class BlockManager:
                 self.pools[group].release(block)
             table[first:dead] = -1
             blocks.first_columns[group] = dead
+            blocks.version += 1
 
     def close(self, blocks: SequenceBlocks) -> None:
         """Gives up everything held; the tables are empty afterwards."""
@@ -291,6 +301,8 @@ class BlockManager:
                 pool.release(block)
             blocks.tables[group][: blocks.num_columns[group]] = -1
             blocks.num_columns[group] = blocks.first_columns[group] = 0
+        blocks.num_writable = 0
+        blocks.version += 1
 
     def take_copies(self) -> list[tuple[int, int, int]]:
         """Pending copies (group, source, destination); must be made in this order, before any

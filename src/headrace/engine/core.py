@@ -23,7 +23,7 @@ from headrace.engine import sampler
 from headrace.engine.admission import Vocabulary, check_request, max_num_tokens, seed_of
 from headrace.engine.blocks import BlockManager, ContiguousBlockManager, KVUsage
 from headrace.engine.config import Allocator, EngineConfig
-from headrace.engine.generation import Generation, Request
+from headrace.engine.generation import Generation, Request, generation_of
 from headrace.engine.history import Histories
 from headrace.engine.invariants import check_invariants
 from headrace.engine.outputs import Delta
@@ -106,6 +106,7 @@ class Engine:
         self._requests: dict[int, Request] = {}
         self._next_id = 0
         self.num_steps = 0
+        self.num_finished = 0  # requests, ever
         self.num_copied_blocks = 0
 
     def _make_manager(self, executor: Executor, config: EngineConfig) -> BlockManager:
@@ -213,25 +214,29 @@ class Engine:
         if not self.scheduler.has_work:
             return []
         plan = self.scheduler.schedule()
-        self._note_schedule(plan)
+        if plan.admitted or plan.preempted:
+            self._note_schedule(plan)
         prompt_rows = self._scorer.rows(plan)
         batch, drawing = self._preparer.build(plan, prompt_rows)
         try:
-            self._copy_blocks()
+            if self.manager.pending_copies:
+                self._copy_blocks()
             logits = self._executor.run(batch)
             unscored = self._scorer.score(plan, batch)
         except BaseException as error:
             # Whose fault it was cannot be known, and memory may be half written: all of them end.
             if not isinstance(error, Exception):  # Ctrl-C
                 self._fail(plan.sequences, None, FinishReason.ABORT)
-                self._settle(plan)
+                if self._whole_history:
+                    self._settle()
                 raise
             deltas = self._fail(plan.sequences, f"The step failed: {error!r}")
         else:
             self._commit(plan)
             deltas = self._fail(unscored, "The model gave prompt logits that are not finite.")
             deltas += self._draw(drawing, logits)
-        self._settle(plan)
+        if self._whole_history:
+            self._settle()
         self.num_steps += 1
         if self.config.debug_invariants:
             self.check_invariants()
@@ -239,18 +244,13 @@ class Engine:
 
     def _note_schedule(self, plan: Plan) -> None:
         for sequence in plan.preempted:
-            assert sequence.generation is not None
-            sequence.generation.request.num_preemptions += 1
+            generation_of(sequence).request.num_preemptions += 1
         for sequence in plan.admitted:
-            assert sequence.generation is not None
-            request = sequence.generation.request
+            request = generation_of(sequence).request
             if request.first_token_s is None:
                 request.scheduled_s = time.monotonic()
                 request.num_cached_tokens = sequence.num_cached_tokens
                 request.cache_note = sequence.cache_note
-        for sequence, count in zip(plan.sequences, plan.num_new_tokens, strict=True):
-            assert sequence.generation is not None
-            sequence.generation.request.num_computed_tokens += count
 
     def _copy_blocks(self) -> None:
         """Copy-on-write, in the order in which the blocks were given out."""
@@ -268,36 +268,45 @@ class Engine:
 
     def _commit(self, plan: Plan) -> None:
         """The step's positions are in memory now; window blocks behind them can go."""
+        trims = self.manager.trims
         for sequence, count in zip(plan.sequences, plan.num_new_tokens, strict=True):
-            sequence.num_computed_tokens += count
-            computed = sequence.num_computed_tokens
-            sequence.num_stored_tokens = max(sequence.num_stored_tokens, computed)
-            assert sequence.blocks is not None
-            self.manager.trim(sequence.blocks, computed)
+            computed = sequence.num_computed_tokens + count
+            sequence.num_computed_tokens = computed
+            if computed > sequence.num_stored_tokens:
+                sequence.num_stored_tokens = computed
+            generation = sequence.generation
+            assert generation is not None
+            generation.request.num_computed_tokens += count
+            if trims:
+                assert sequence.blocks is not None
+                self.manager.trim(sequence.blocks, computed)
 
     def _draw(self, drawing: list[Sequence], logits: Logits) -> list[Delta]:
         """Draws the next token of every sequence whose last token was just computed; the samples
         of a request all draw their first token from the same row, then fork."""
         rows: list[int] = []
         generations: list[Generation] = []
+        forking: list[Sequence] = []
         for row, sequence in enumerate(drawing):
-            assert sequence.generation is not None
             if sequence.status is not Status.RUNNING:
                 continue  # it failed in this step
             if self._observer is not None:
                 self._observer.drawn_from(sequence, logits[row])
-            if sequence.num_slots > 1:
-                self._add_siblings(sequence.generation)
-                generations += sequence.generation.request.generations
-                rows += [row] * sequence.num_slots
-            else:
-                generations.append(sequence.generation)
+            generation = sequence.generation
+            assert generation is not None
+            if sequence.num_slots == 1:
+                generations.append(generation)
                 rows.append(row)
+            else:
+                self._add_siblings(generation)
+                generations += generation.request.generations
+                rows += [row] * sequence.num_slots
+                forking.append(sequence)
         if len(rows) != len(drawing):
             logits = logits[rows]
         deltas = self._accept_all(generations, logits)
-        for sequence in drawing:
-            if sequence.num_slots > 1 and sequence.status is Status.RUNNING:
+        for sequence in forking:
+            if sequence.status is Status.RUNNING:
                 self._fork(sequence)
         for generation in generations:
             if generation.finish_reason is not None:
@@ -307,37 +316,37 @@ class Engine:
 
     def _draw_positions(self, generations: list[Generation]) -> list[int]:
         """Absolute positions of the tokens to draw: with the seed, what the noise depends on."""
-        return [g.sequence.num_tokens for g in generations]
+        return [len(g.sequence.tokens) for g in generations]
 
-    def _draw_tokens(
-        self, generations: list[Generation], logits: Logits
-    ) -> list[sampler.SampledToken]:
-        return sampler.sample(
+    def _draw_tokens(self, generations: list[Generation], logits: Logits) -> list[sampler.Drawn]:
+        return sampler.draw(
             logits,
             [g.sampler_state for g in generations],
             self._draw_positions(generations),
             self.vocabulary.num_ids,
+            self._executor.pool,
         )
 
     def _accept_all(self, generations: list[Generation], logits: Logits) -> list[Delta]:
+        if not generations:
+            return []
         try:
             draws = self._draw_tokens(generations, logits)
         except Exception as error:
             return [g.end(FinishReason.ERROR, f"Sampling failed: {error!r}") for g in generations]
         now = time.monotonic()
-        return [
-            self._accept(generation, drawn, now)
-            for generation, drawn in zip(generations, draws, strict=True)
-        ]
-
-    def _accept(self, generation: Generation, drawn: sampler.SampledToken, now: float) -> Delta:
-        request = generation.request
-        if request.first_token_s is None:
-            request.first_token_s = now
-        try:
-            return generation.accept(drawn)
-        except Exception as error:  # a detokenizer's trouble with one text stays with that text
-            return generation.end(FinishReason.ERROR, f"The text could not be extended: {error}")
+        deltas = []
+        for generation, drawn in zip(generations, draws, strict=True):
+            request = generation.request
+            if request.first_token_s is None:
+                request.first_token_s = now
+            try:
+                delta = generation.accept(drawn)
+            except Exception as error:  # a detokenizer's trouble with one text stays with it
+                what = f"The text could not be extended: {error}"
+                delta = generation.end(FinishReason.ERROR, what)
+            deltas.append(delta)
+        return deltas
 
     def _add_siblings(self, first: Generation) -> None:
         """Samples 1 … n−1 of a request, still without blocks and outside the scheduler."""
@@ -357,10 +366,9 @@ class Engine:
     def _fork(self, parent: Sequence) -> None:
         """Lets the siblings that still run share the parent's blocks (or queues them, when the
         contiguous allocator has no room; they then compute the prompt themselves)."""
-        assert parent.generation is not None
         assert parent.blocks is not None
         parent.num_slots = 1
-        for generation in parent.generation.request.generations[1:]:
+        for generation in generation_of(parent).request.generations[1:]:
             sequence = generation.sequence
             if generation.finish_reason is not None:
                 continue
@@ -376,10 +384,8 @@ class Engine:
             sequence.num_computed_tokens = sequence.num_stored_tokens = computed
             self.scheduler.add_running(sequence)
 
-    def _settle(self, plan: Plan) -> None:
+    def _settle(self) -> None:
         """no_cache: throws the step's blocks away; the next step starts from position 0 again."""
-        if not self._whole_history:
-            return
         for sequence in self.scheduler.running:
             if sequence.blocks is not None:
                 self.manager.close(sequence.blocks)
@@ -405,6 +411,7 @@ class Engine:
     def _close_if_done(self, request: Request) -> None:
         if not request.finished and all(g.finish_reason is not None for g in request.generations):
             request.finished_s = time.monotonic()
+            self.num_finished += 1
             self._requests.pop(request.request_id, None)
 
     def _fail(
@@ -416,8 +423,7 @@ class Engine:
         """Ends sequences whose memory may be unsound."""
         deltas = []
         for sequence in list(sequences):
-            generation = sequence.generation
-            assert generation is not None
+            generation = generation_of(sequence)
             if generation.finish_reason is None:
                 deltas.append(generation.end(reason, message))
                 self._retire(generation, keep=False)

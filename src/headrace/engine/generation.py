@@ -19,7 +19,7 @@ from headrace.engine.outputs import (
 )
 from headrace.engine.params import SamplingParams
 from headrace.engine.request import FinishReason, Sequence
-from headrace.engine.sampler import RowStatus, SampledToken, SamplerState, TokenLogprobs
+from headrace.engine.sampler import Drawn, RowStatus, SamplerState, TokenLogprobs
 from headrace.engine.stopping import StopFilter
 from headrace.engine.trace import SamplerTrace
 
@@ -44,6 +44,8 @@ class Generation:
     """One sample's output: text, logprobs, end. Mutated only by the engine's commit."""
 
     __slots__ = (
+        "_end_ids",
+        "_has_stops",
         "_texts",
         "cumulative_logprob",
         "error",
@@ -83,6 +85,10 @@ class Generation:
         self.stop_reason: int | str | None = None
         self.error: str | None = None
         self._texts: list[str] = []
+        self._has_stops = bool(params.stop)
+        self._end_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            self._end_ids |= request.eos_ids
         sequence.generation = self
 
     @property
@@ -92,19 +98,24 @@ class Generation:
             self._texts = ["".join(self._texts)]
         return self._texts[0] if self._texts else ""
 
-    def accept(self, drawn: SampledToken) -> Delta:
+    def accept(self, drawn: Drawn) -> Delta:
         """Appends a drawn token: ids, logprobs, text, stop checks. May set finish_reason."""
-        if drawn.status is not RowStatus.OK:
-            return self.end(FinishReason.ERROR, _ROW_ERRORS[drawn.status])
-        token = drawn.token
+        entries = None
+        if isinstance(drawn, int):
+            token = drawn
+        else:
+            if drawn.status is not RowStatus.OK:
+                return self.end(FinishReason.ERROR, _ROW_ERRORS[drawn.status])
+            token = drawn.token
+            entries = self._note_logprobs(token, drawn.logprobs)
+            if self.trace is not None and drawn.trace is not None:
+                self.trace.append(drawn.trace)
         self.token_ids.append(token)
-        self.sequence.tokens.append(token)
+        sequence = self.sequence
+        sequence.tokens.append(token)
         self.sampler_state.accept(token)
-        entries = self._note_logprobs(token, drawn.logprobs)
-        if self.trace is not None and drawn.trace is not None:
-            self.trace.append(drawn.trace)
         text = self._advance_text(token)
-        if self.finish_reason is None and self.sequence.num_tokens >= self.sequence.max_num_tokens:
+        if self.finish_reason is None and len(sequence.tokens) >= sequence.max_num_tokens:
             self.finish_reason = FinishReason.LENGTH
         if self.finish_reason is not None:
             text += self._rest()
@@ -126,17 +137,20 @@ class Generation:
         return [entry]
 
     def _advance_text(self, token: int) -> str:
-        request = self.request
-        params = request.params
-        stops = token in params.stop_token_ids
-        if stops or (token in request.eos_ids and not params.ignore_eos):
-            self.finish_reason = FinishReason.STOP
-            self.stop_reason = token if stops else None
-            if not (stops and params.include_stop_str_in_output):
-                return ""
+        if token in self._end_ids and not self._end_at(token):
+            return ""
         if self.stream is None:
             return ""
-        return self._filter(self.stream.push(token))
+        piece = self.stream.push(token)
+        return self._filter(piece) if self._has_stops else piece
+
+    def _end_at(self, token: int) -> bool:
+        """Ends the sample at a stop or end id; whether the id's own text belongs to the output."""
+        params = self.request.params
+        stops = token in params.stop_token_ids
+        self.finish_reason = FinishReason.STOP
+        self.stop_reason = token if stops else None
+        return stops and params.include_stop_str_in_output
 
     def _filter(self, piece: str) -> str:
         text = self.stop_filter.push(piece)
@@ -155,16 +169,18 @@ class Generation:
     def _delta(self, text: str, tokens: list[int], logprobs: list[LogprobEntry] | None) -> Delta:
         if text:
             self._texts.append(text)
-        reason = self.finish_reason
+        request_id, reason = self.request.request_id, self.finish_reason
+        if reason is None:
+            return Delta(request_id, self.index, text, tokens, logprobs)
         return Delta(
-            request_id=self.request.request_id,
-            index=self.index,
-            text=text,
-            token_ids=tokens,
-            logprobs=logprobs,
-            finish_reason=None if reason is None else reason.value,
-            stop_reason=self.stop_reason if reason is not None else None,
-            error=self.error,
+            request_id,
+            self.index,
+            text,
+            tokens,
+            logprobs,
+            reason.value,
+            self.stop_reason,
+            self.error,
         )
 
     def output(self) -> CompletionOutput:
@@ -254,6 +270,12 @@ class Request:
             seed=self.seed,
             metrics=self.metrics(),
         )
+
+
+def generation_of(sequence: Sequence) -> Generation:
+    """The output side of a sequence that the engine has made."""
+    assert sequence.generation is not None
+    return sequence.generation
 
 
 def _since(start: float | None, end: float | None) -> float | None:

@@ -286,6 +286,7 @@ class LLM:
     ) -> list[RequestOutput]:
         requests: list[Request] = []
         open_requests: list[Request] = []
+        num_finished = self.engine.num_finished
         pending = deque(jobs)
         try:
             while pending or open_requests:
@@ -295,6 +296,10 @@ class LLM:
                         requests.append(request)
                         open_requests.append(request)
                     self._step()
+                    unchanged = num_finished == self.engine.num_finished
+                    num_finished = self.engine.num_finished
+                if unchanged:
+                    continue
                 still_open = [r for r in open_requests if not r.finished]
                 if progress is not None and len(still_open) < len(open_requests):
                     progress(len(requests) - len(still_open), len(jobs))
@@ -318,6 +323,8 @@ class LLM:
             self._dispatch(self.engine.step())
 
     def _dispatch(self, deltas: list[Delta]) -> None:
+        if not self._streams:
+            return
         for delta in deltas:
             stream = self._streams.get(delta.request_id)
             if stream is not None:

@@ -86,7 +86,7 @@ class RequestOutput:
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made per token, and that would cost a microsecond
 class Delta:
     """What one step added to one sample. The last delta of a sample, and only that, has a
     finish_reason. text may be empty (a character or a possible stop string is incomplete)."""

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from headrace.engine.params import DEFAULT_STAGES, SamplingParams
 from headrace.engine.trace import SamplerTrace, Snapshot, StageTrace
 from headrace.native import _core
-from headrace.native._core import SamplerState
+from headrace.native._core import Pool, SamplerState
 
 # What the core returns. Of a row: logprob, rank, (id, logprob) of the top. At one point of a trace:
 # candidates, entropy, tail mass, top. Of a step: before all stages; stage, active, after for each.
@@ -30,10 +30,12 @@ SnapshotTuple = tuple[int, float, float, list[tuple[int, float]]]
 TraceTuple = tuple[SnapshotTuple, list[tuple[int, bool, SnapshotTuple]]]
 
 __all__ = [
+    "Drawn",
     "RowStatus",
     "SampledToken",
     "SamplerState",
     "TokenLogprobs",
+    "draw",
     "make_state",
     "new_seed",
     "sample",
@@ -113,26 +115,43 @@ def make_state(
     return SamplerState(compiled, seed, sample_index, np.ascontiguousarray(prompt, dtype=np.int32))
 
 
-def sample(
+#: A plain token where there is nothing more to say of the row.
+Drawn = int | SampledToken
+
+
+def draw(
     logits: npt.NDArray[np.float32],
     states: Sequence[SamplerState],
-    positions: Sequence[int] | npt.NDArray[np.int64],
+    positions: Sequence[int],
     num_ids: int,
-) -> list[SampledToken]:
+    pool: Pool | None = None,
+) -> list[Drawn]:
     """Draws one token per row. Mutates nothing; call `accept` on the states yourself.
 
     logits: [n, V] float32, C-contiguous. positions: [n], absolute position of the token drawn =
     number of tokens before it. num_ids ≤ V: ids at and above it (a padded vocabulary) can never be
-    drawn and have no part in any probability. Releases the interpreter lock.
+    drawn and have no part in any probability. pool: workers that share the rows; changes no bit.
+    Releases the interpreter lock.
     """
-    tokens, status, scores, traces = _core.sample(
-        logits, list(states), np.ascontiguousarray(positions, dtype=np.int64), num_ids
-    )
+    draws: list[Drawn] = _core.sample(logits, states, positions, num_ids, pool)
+    for i, drawn in enumerate(draws):
+        if isinstance(drawn, tuple):
+            token, code, score, trace = drawn
+            draws[i] = SampledToken(token, RowStatus(code), _logprobs(score), _trace(token, trace))
+    return draws
+
+
+def sample(
+    logits: npt.NDArray[np.float32],
+    states: Sequence[SamplerState],
+    positions: Sequence[int],
+    num_ids: int,
+    pool: Pool | None = None,
+) -> list[SampledToken]:
+    """`draw`, with every entry in its long form."""
     return [
-        SampledToken(token, RowStatus(code), _logprobs(score), _trace(token, trace))
-        for token, code, score, trace in zip(
-            tokens.tolist(), status.tolist(), scores, traces, strict=True
-        )
+        SampledToken(drawn, RowStatus.OK) if isinstance(drawn, int) else drawn
+        for drawn in draw(logits, list(states), list(positions), num_ids, pool)
     ]
 
 
@@ -141,15 +160,15 @@ def token_logprobs(
     targets: Sequence[int] | npt.NDArray[np.int32],
     top_n: int,
     num_ids: int,
+    pool: Pool | None = None,
 ) -> list[TokenLogprobs | None]:
     """The model's own log-probability of targets[i] in row i, for prompt logprobs.
 
-    logits: [n, V]; targets: [n] ids below num_ids. None where a row holds a NaN or an infinity.
+    logits: [n, V]; targets: [n] ids below num_ids. pool: as in `draw`. None where a row holds a
+    NaN or an infinity.
     """
-    _, scores = _core.token_logprobs(
-        logits, np.ascontiguousarray(targets, dtype=np.int32), top_n, num_ids
-    )
-    return [_logprobs(score) for score in scores]
+    ids = np.ascontiguousarray(targets, dtype=np.int32)
+    return [_logprobs(score) for score in _core.token_logprobs(logits, ids, top_n, num_ids, pool)]
 
 
 def _logprobs(score: Score | None) -> TokenLogprobs | None:

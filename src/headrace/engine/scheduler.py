@@ -120,34 +120,49 @@ class Scheduler:
     # ---- running sequences ------------------------------------------------------------------
 
     def _serve_running(self, plan: Plan) -> None:
-        shares = self._share_tokens()
+        running = self.running
+        wants = [len(s.tokens) - s.num_computed_tokens for s in running]
+        shares = wants if self._is_plain(wants) else self._share_tokens(wants)
         index = 0
-        while index < len(self.running):
-            sequence = self.running[index]
-            want = shares[index]
-            if want:
-                granted = self._grant(sequence, want)
-                while not granted and sequence.status is Status.RUNNING:
-                    if self.budget.whole_history:
-                        return  # nobody holds blocks between steps: the others wait for the next
-                    if not self.histories.evict_oldest():
-                        plan.preempted.append(self._preempt_newest())
-                    if sequence.status is Status.RUNNING:
-                        granted = self._grant(sequence, want)
-                if granted:
-                    plan.sequences.append(sequence)
-                    plan.num_new_tokens.append(granted)
+        while index < len(running):
+            sequence = running[index]
+            want, blocks = shares[index], sequence.blocks
+            assert blocks is not None
+            if want == 1 and sequence.num_computed_tokens < blocks.num_writable:
+                plan.sequences.append(sequence)
+                plan.num_new_tokens.append(1)
+            elif want and not self._serve(sequence, want, plan):
+                return
             index += 1
 
-    def _share_tokens(self) -> list[int]:
+    def _is_plain(self, wants: list[int]) -> bool:
+        """Whether everybody wants one token, so that there is nothing to share out."""
+        return wants.count(1) == len(wants) and not self.budget.whole_history
+
+    def _serve(self, sequence: Sequence, want: int, plan: Plan) -> bool:
+        """Gives a sequence blocks for its next tokens, at the cost of younger ones if need be.
+        False: nobody after it can be served in this step."""
+        granted = self._grant(sequence, want)
+        while not granted and sequence.status is Status.RUNNING:
+            if self.budget.whole_history:
+                return False  # nobody holds blocks between steps: the others wait for the next
+            if not self.histories.evict_oldest():
+                plan.preempted.append(self._preempt_newest())
+            if sequence.status is Status.RUNNING:
+                granted = self._grant(sequence, want)
+        if granted:
+            plan.sequences.append(sequence)
+            plan.num_new_tokens.append(granted)
+        return True
+
+    def _share_tokens(self, wants: list[int]) -> list[int]:
         """Tokens of the step for each running sequence, in order of age; see point 1 above."""
         left = self.budget.max_num_batched_tokens
         left_prefill = self.budget.max_prefill_tokens
         if not self.budget.whole_history:
-            left -= sum(s.num_wanted == 1 for s in self.running)
+            left -= wants.count(1)
         shares = []
-        for sequence in self.running:
-            want = sequence.num_wanted
+        for want in wants:
             if self.budget.whole_history:
                 share = want if want <= left else 0
                 left -= share

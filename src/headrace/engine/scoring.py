@@ -67,7 +67,7 @@ class PromptScorer:
         tokens = [sequence.tokens[position + 1] for sequence, position in part]
         num_top = max(request.params.prompt_logprobs or 0 for request in requests)
         failed = []
-        scores = sampler.token_logprobs(logits, tokens, num_top, self._num_ids)
+        scores = sampler.token_logprobs(logits, tokens, num_top, self._num_ids, self._executor.pool)
         for (sequence, _), request, token, score in zip(
             part, requests, tokens, scores, strict=True
         ):

@@ -6,13 +6,16 @@ The native interpreter and the reference implement it, so the whole engine runs 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.ops.batch import Batch
 from headrace.ops.kv import KVFormat, KVGroupSpec
+
+if TYPE_CHECKING:
+    from headrace.native._core import Pool
 
 
 class Executor(Protocol):
@@ -24,6 +27,12 @@ class Executor(Protocol):
     @property
     def vocab_size(self) -> int:
         """Rows of the output head; may exceed the tokenizer's ids (padded vocabulary)."""
+        ...
+
+    @property
+    def pool(self) -> Pool | None:
+        """Workers of the native core that may share other work between steps; None: there are
+        none."""
         ...
 
     def allocate_kv(self, num_blocks: Sequence[int], block_size: int, fmt: KVFormat) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,9 @@ from headrace.ops.packed import PackedWeights, activation_kind
 from headrace.ops.program import Program
 from headrace.ops.record import record
 from headrace.ops.recording import Op, Recording, Value
+
+if TYPE_CHECKING:
+    from headrace.native._core import Pool
 
 Floats = npt.NDArray[np.float32]
 
@@ -111,6 +115,11 @@ class NativeModel:
     @property
     def vocab_size(self) -> int:
         return self._vocab_size
+
+    @property
+    def pool(self) -> Pool:
+        """See Executor."""
+        return self._program.pool
 
     @property
     def isa(self) -> str:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from headrace.engine.blocks import BlockManager, SequenceBlocks
 from headrace.engine.core import Engine
 from headrace.engine.generation import Generation
@@ -14,14 +18,13 @@ from headrace.ops.batch import Batch, Int32Array
 class _EarlySlots(Preparer):
     """A decode step's key and value go one slot too early."""
 
-    def _place(self, index: int, sequence: Sequence, row: int, count: int) -> None:
-        super()._place(index, sequence, row, count)
-        position = max(sequence.num_computed_tokens - 1, 0)
-        assert sequence.blocks is not None
-        if count == 1:
-            size = self._block_size
-            for slots, table in zip(self._slots, sequence.blocks.tables, strict=True):
-                slots[row] = int(table[position // size]) * size + position % size
+    def _place(self, num: int, owners: Int32Array) -> None:
+        positions = self._positions[: len(owners)]
+        right = positions.copy()
+        alone = np.bincount(owners, minlength=num)[owners] == 1
+        positions[alone] = np.maximum(positions[alone] - 1, 0)
+        super()._place(num, owners)
+        positions[:] = right
 
 
 class CachePositionEngine(Engine):
@@ -51,9 +54,9 @@ class _StaleTables(Preparer):
         for table in self._tables:
             table.fill(-1)
 
-    def _place(self, index: int, sequence: Sequence, row: int, count: int) -> None:
+    def _show(self, index: int, blocks: SequenceBlocks) -> None:
         kept = [table[index].copy() for table in self._tables]
-        super()._place(index, sequence, row, count)
+        super()._show(index, blocks)
         for table, old in zip(self._tables, kept, strict=True):
             if _num_columns(old) >= _num_columns(table[index]):
                 table[index] = old
@@ -72,12 +75,17 @@ class _EagerManager(BlockManager):
     """Gives the first block of a sequence back as soon as a second one is in use; the table keeps
     it, so it is still read."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.trims = True
+
     def trim(self, blocks: SequenceBlocks, num_computed: int) -> None:
         super().trim(blocks, num_computed)
         for group, pool in enumerate(self.pools):
             if blocks.first_columns[group] == 0 and num_computed > self.block_size:
                 pool.release(int(blocks.tables[group][0]))
                 blocks.first_columns[group] = 1
+                blocks.version += 1
 
 
 class FreedBlockEngine(Engine):

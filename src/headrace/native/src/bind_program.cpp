@@ -382,6 +382,7 @@ void register_running(nb::class_<Program>& c) {
       .def("profile", &Program::profile, nb::arg("on"))
       .def_prop_ro("op_seconds", &Program::op_seconds)
       .def_prop_ro("num_ops", &Program::num_ops)
+      .def_prop_ro("pool", &Program::pool)
       .def_prop_ro("isa", [](Program& p) { return std::string(p.kernels().isa); });
 }
 

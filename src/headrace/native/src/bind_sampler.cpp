@@ -1,5 +1,5 @@
 // headrace.native._core: SamplerParams, SamplerState, sample, token_logprobs. Checks shapes and
-// ranges, releases the interpreter lock around the work, and returns numpy arrays and tuples.
+// ranges, releases the interpreter lock around the work, and returns plain Python values.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -7,12 +7,16 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
+#include <exception>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
 
 #include "bind.h"
 #include "dispatch.h"
+#include "pool.h"
 #include "sampler.h"
 
 namespace headrace {
@@ -22,7 +26,6 @@ namespace {
 using namespace headrace::sampling;
 
 using Logits = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Positions = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Pairs = std::vector<std::pair<int32_t, double>>;
 
@@ -39,11 +42,29 @@ Scratch& thread_scratch() {
   return scratch;
 }
 
-template <class T>
-nb::object array(std::vector<T> values) {
-  auto* owned = new std::vector<T>(std::move(values));
-  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(owned->data(), {owned->size()}, owner));
+// Waking the workers costs some tens of microseconds: about this many logits read by one.
+constexpr int64_t kWorthSharing = int64_t{1} << 20;
+
+// Calls row(i) for every row, on all workers of a pool where that pays. Which worker takes a row
+// changes nothing: rows know nothing of each other.
+template <class Row>
+void for_rows(Pool* pool, size_t num_rows, int64_t num_ids, Row&& row) {
+  if (pool == nullptr || num_rows < 2 || static_cast<int64_t>(num_rows) * num_ids < kWorthSharing) {
+    for (size_t i = 0; i < num_rows; ++i) row(i);
+    return;
+  }
+  std::atomic<size_t> next{0};
+  std::exception_ptr failure;  // a job must not throw; no memory is the only reason
+  std::mutex guard;
+  pool->run([&](int, Barrier&) {
+    try {
+      for (size_t i = next.fetch_add(1); i < num_rows; i = next.fetch_add(1)) row(i);
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(guard);
+      failure = std::current_exception();
+    }
+  });
+  if (failure) std::rethrow_exception(failure);
 }
 
 std::shared_ptr<Params> make_params(double temperature, int64_t top_k, double top_p, double min_p,
@@ -110,42 +131,42 @@ int64_t check_ids(int64_t num_ids, size_t vocabulary) {
   return num_ids;
 }
 
-nb::tuple sample(Logits logits, const std::vector<SamplerState*>& states, Positions positions,
-                 int64_t num_ids) {
+nb::list sample(Logits logits, const std::vector<SamplerState*>& states,
+                const std::vector<int64_t>& positions, int64_t num_ids, Pool* pool) {
   const size_t n = logits.shape(0), vocabulary = logits.shape(1);
-  if (states.size() != n || positions.shape(0) != n)
+  if (states.size() != n || positions.size() != n)
     throw std::invalid_argument("logits has " + std::to_string(n) + " rows, states " +
                                 std::to_string(states.size()) + ", positions " +
-                                std::to_string(positions.shape(0)));
+                                std::to_string(positions.size()));
   check_ids(num_ids, vocabulary);
   for (size_t i = 0; i < n; ++i) {
     if (states[i] == nullptr) throw std::invalid_argument("states holds None");
-    if (positions.data()[i] < 0 || positions.data()[i] > 0xffffffffll)
+    if (positions[i] < 0 || positions[i] > 0xffffffffll)
       throw std::invalid_argument("a position is not in 0 … 2^32 - 1");
   }
   const Passes& passes = choose_passes();
   std::vector<RowResult> results(n);
   {
     nb::gil_scoped_release release;
-    Scratch& scratch = thread_scratch();
-    for (size_t i = 0; i < n; ++i)
+    for_rows(pool, n, num_ids, [&](size_t i) {
       results[i] = sample_row(logits.data() + i * vocabulary, num_ids, *states[i],
-                              static_cast<uint32_t>(positions.data()[i]), passes, scratch);
+                              static_cast<uint32_t>(positions[i]), passes, thread_scratch());
+    });
   }
-  std::vector<int32_t> tokens(n), status(n);
-  nb::list scores, traces;
+  nb::list draws;
   for (size_t i = 0; i < n; ++i) {
     const RowResult& r = results[i];
-    tokens[i] = r.token;
-    status[i] = static_cast<int32_t>(r.status);
     const bool asked = states[i]->params().num_logprobs >= 0 && r.status == Status::Ok;
-    scores.append(asked ? scored(r) : nb::none());
-    traces.append(trace(r));
+    if (r.status == Status::Ok && !asked && !r.traced)
+      draws.append(r.token);
+    else
+      draws.append(nb::make_tuple(r.token, static_cast<int>(r.status),
+                                  asked ? scored(r) : nb::none(), trace(r)));
   }
-  return nb::make_tuple(array(std::move(tokens)), array(std::move(status)), scores, traces);
+  return draws;
 }
 
-nb::tuple token_logprobs(Logits logits, Ids targets, int64_t top_n, int64_t num_ids) {
+nb::list token_logprobs(Logits logits, Ids targets, int64_t top_n, int64_t num_ids, Pool* pool) {
   const size_t n = logits.shape(0), vocabulary = logits.shape(1);
   if (targets.shape(0) != n)
     throw std::invalid_argument("logits has " + std::to_string(n) + " rows, targets " +
@@ -159,18 +180,14 @@ nb::tuple token_logprobs(Logits logits, Ids targets, int64_t top_n, int64_t num_
   std::vector<RowResult> results(n);
   {
     nb::gil_scoped_release release;
-    Scratch& scratch = thread_scratch();
-    for (size_t i = 0; i < n; ++i)
+    for_rows(pool, n, num_ids, [&](size_t i) {
       results[i] = score_row(logits.data() + i * vocabulary, num_ids, targets.data()[i], top_n,
-                             passes, scratch);
+                             passes, thread_scratch());
+    });
   }
-  std::vector<int32_t> status(n);
   nb::list scores;
-  for (size_t i = 0; i < n; ++i) {
-    status[i] = static_cast<int32_t>(results[i].status);
-    scores.append(results[i].status == Status::Ok ? scored(results[i]) : nb::none());
-  }
-  return nb::make_tuple(array(std::move(status)), scores);
+  for (const RowResult& r : results) scores.append(r.status == Status::Ok ? scored(r) : nb::none());
+  return scores;
 }
 
 }  // namespace
@@ -197,11 +214,14 @@ void register_sampler(nb::module_& m) {
       .def_prop_ro("seed", &SamplerState::seed)
       .def_prop_ro("sample_index", &SamplerState::sample_index)
       .def_prop_ro("num_output", &SamplerState::num_output);
-  m.def("sample", &sample, "logits"_a.noconvert(), "states"_a, "positions"_a, "num_ids"_a,
-        "One token per row: (tokens int32 [n], status int32 [n], scores, traces).");
+  m.def(
+      "sample", &sample, "logits"_a.noconvert(), "states"_a, "positions"_a, "num_ids"_a,
+      "pool"_a.none() = nb::none(),
+      "One entry per row: the token, or (token, status, score or None, trace or None) where there "
+      "is more to say. pool: workers that share the rows.");
   m.def("token_logprobs", &token_logprobs, "logits"_a.noconvert(), "targets"_a, "top_n"_a,
-        "num_ids"_a,
-        "The model's own log-probabilities of given tokens: (status int32 [n], scores).");
+        "num_ids"_a, "pool"_a.none() = nb::none(),
+        "The model's own log-probabilities of given tokens, None for a row that is not finite.");
   m.def(
       "philox",
       [](std::vector<uint32_t> counter, uint64_t key) {

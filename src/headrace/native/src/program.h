@@ -65,6 +65,7 @@ class Program {
 
   const KernelTable& kernels() const { return kernels_; }
   const Limits& limits() const { return limits_; }
+  const std::shared_ptr<Pool>& pool() const { return pool_; }
   // Most rows of a kind: max_tokens, and for prompt rows kMaxPromptRows.
   int64_t capacity(RowKind rows) const;
   static constexpr int64_t kMaxPromptRows = 64;

@@ -128,6 +128,11 @@ class ReferenceExecutor:
     def vocab_size(self) -> int:
         return self._program.vocab_size
 
+    @property
+    def pool(self) -> None:
+        """See `Executor`."""
+        return None
+
     def allocate_kv(self, num_blocks: Sequence[int], block_size: int, fmt: KVFormat) -> None:
         """See `Executor`."""
         self._pages = KVPages(self.kv_groups, num_blocks, block_size, fmt)
