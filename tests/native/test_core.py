@@ -49,7 +49,8 @@ def test_workers_that_fall_asleep_are_woken(num_threads: int) -> None:
     wake-up that misses it would hang here (one in some 100,000 meetings once did)."""
     rounds = 300_000 // num_threads
     for max_pauses in (600, 1500):
-        assert _core.Pool(num_threads).meet(rounds, max_pauses) == rounds * num_threads
+        pool = _core.Pool(num_threads, patience_us=0)
+        assert pool.meet(rounds, max_pauses) == rounds * num_threads
 
 
 def program(max_context: int) -> _core.Program:

@@ -390,7 +390,15 @@ void register_running(nb::class_<Program>& c) {
 
 void register_program(nb::module_& m) {
   nb::class_<Pool>(m, "Pool", "Worker threads that run step programs.")
-      .def(nb::init<int>(), nb::arg("num_threads"))
+      .def(
+          "__init__",
+          [](Pool* self, int num_threads, int64_t patience_us) {
+            if (patience_us < 0 || patience_us > 1000000)
+              refuse("patience_us=" + std::to_string(patience_us) + " is not in 0 … 1000000");
+            new (self) Pool(num_threads, std::chrono::microseconds(patience_us));
+          },
+          nb::arg("num_threads"), nb::arg("patience_us") = Pool::kPatience.count(),
+          "patience_us: how long workers wait for each other before they sleep.")
       .def_prop_ro("num_threads", &Pool::count)
       .def("meet", &Pool::meet, nb::arg("rounds"), nb::arg("max_pauses"),
            nb::call_guard<nb::gil_scoped_release>(),

@@ -1,40 +1,67 @@
 #include "pool.h"
 
+#include <sched.h>
+
+#include <chrono>
 #include <stdexcept>
 #include <string>
 
 namespace headrace {
 
 namespace {
-// About 10-20 µs of PAUSE: longer than the imbalance of a small op, short enough not to burn a core
-// that someone else could use.
-constexpr int kSpins = 400;
+// A few microseconds of PAUSE: longer than the imbalance of a small op.
+constexpr int kSpins = 200;
+// Then others that want the core get it meanwhile; looks at the clock are that far apart.
+constexpr int kYieldsPerLook = 8;
 constexpr int kMaxWorkers = 1024;
 }  // namespace
 
-void wait_while_equal(const std::atomic<uint32_t>& value, uint32_t old) {
+template <class Ready>
+void WaitingRoom::wait(const Ready& ready) {
   for (int i = 0; i < kSpins; ++i) {
-    if (value.load(std::memory_order_acquire) != old) return;
+    if (ready()) return;
     _mm_pause();
   }
-  while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
+  const auto end = std::chrono::steady_clock::now() + patience_;
+  do {
+    for (int i = 0; i < kYieldsPerLook; ++i) {
+      if (ready()) return;
+      sched_yield();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  while (true) {
+    const uint32_t calls = calls_.load(std::memory_order_seq_cst);
+    if (ready()) break;
+    calls_.wait(calls, std::memory_order_seq_cst);
+  }
+  sleepers_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void WaitingRoom::wake_all() {
+  calls_.fetch_add(1, std::memory_order_seq_cst);
+  calls_.notify_all();
 }
 
 void Barrier::wait() {
-  if (count_ == 1) return;
-  const uint32_t phase = phase_.load(std::memory_order_relaxed);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == count_) {
-    arrived_.store(0, std::memory_order_relaxed);
-    // Sequentially consistent, not release: notify_all first looks whether anybody sleeps, and that
-    // load must not pass the store, or a worker that is just lying down is never woken.
-    phase_.store(phase + 1, std::memory_order_seq_cst);
-    phase_.notify_all();
-  } else {
-    wait_while_equal(phase_, phase);
+  if (meeting_.count == 1) return;
+  std::atomic<uint32_t>& mine = meeting_.places[static_cast<size_t>(index_)].arrivals;
+  const uint32_t arrival = mine.load(std::memory_order_relaxed) + 1;
+  mine.store(arrival, std::memory_order_seq_cst);
+  meeting_.room.wake();
+  for (int other = 0; other < meeting_.count; ++other) {
+    if (other == index_) continue;
+    const auto& theirs = meeting_.places[static_cast<size_t>(other)].arrivals;
+    // They may be one ahead already: past this meeting, at the next.
+    const auto arrived = [&] {
+      return static_cast<int32_t>(theirs.load(std::memory_order_seq_cst) - arrival) >= 0;
+    };
+    if (!arrived()) meeting_.room.wait(arrived);
   }
 }
 
-Pool::Pool(int count) : count_(count), owner_(0) {
+Pool::Pool(int count, std::chrono::microseconds patience)
+    : count_(count), patience_(patience), owner_(0) {
   if (count < 1 || count > kMaxWorkers)
     throw std::invalid_argument("num_threads=" + std::to_string(count) + " is not in 1 … " +
                                 std::to_string(kMaxWorkers));
@@ -42,7 +69,7 @@ Pool::Pool(int count) : count_(count), owner_(0) {
 }
 
 void Pool::start() {
-  state_ = std::make_unique<State>(count_);
+  state_ = std::make_unique<State>(count_, patience_);
   owner_ = getpid();
   for (int i = 1; i < count_; ++i) state_->threads.emplace_back(work, state_.get(), i);
 }
@@ -54,7 +81,7 @@ Pool::~Pool() {
   }
   state_->stop = true;
   state_->epoch.fetch_add(1, std::memory_order_seq_cst);
-  state_->epoch.notify_all();
+  state_->meeting.room.wake();
   for (std::thread& thread : state_->threads) thread.join();
 }
 
@@ -69,11 +96,12 @@ void Pool::run_erased(Entry entry, void* context) {
   if (count_ > 1) {
     state.entry = entry;
     state.context = context;
-    state.epoch.fetch_add(1, std::memory_order_seq_cst);  // as in Barrier::wait
-    state.epoch.notify_all();
+    state.epoch.fetch_add(1, std::memory_order_seq_cst);
+    state.meeting.room.wake();
   }
-  entry(context, 0, state.barrier);
-  state.barrier.wait();  // nobody still works, and the job may be changed
+  Barrier barrier(state.meeting, 0);
+  entry(context, 0, barrier);
+  barrier.wait();  // nobody still works, and the job may be changed
 }
 
 uint64_t Pool::meet(int64_t rounds, uint32_t max_pauses) {
@@ -94,13 +122,12 @@ uint64_t Pool::meet(int64_t rounds, uint32_t max_pauses) {
 
 void Pool::work(State* state, int index) {
   FlushDenormals flush;
-  uint32_t epoch = 0;
-  while (true) {
-    wait_while_equal(state->epoch, epoch);
-    ++epoch;
+  Barrier barrier(state->meeting, index);
+  for (uint32_t epoch = 0;; ++epoch) {
+    state->meeting.room.wait([&] { return state->epoch.load(std::memory_order_seq_cst) != epoch; });
     if (state->stop) return;
-    state->entry(state->context, index, state->barrier);
-    state->barrier.wait();
+    state->entry(state->context, index, barrier);
+    barrier.wait();
   }
 }
 

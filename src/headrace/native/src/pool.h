@@ -1,6 +1,7 @@
 // A persistent pool of workers that walk one job together, with spin-then-sleep barriers.
 //
-// The caller is worker 0; count − 1 threads are the others. Between jobs the threads sleep. All run
+// The caller is worker 0; count − 1 threads are the others. Between jobs the threads stay awake for
+// as long as an engine takes to prepare its next step, then sleep. All run
 // with flush-to-zero and denormals-are-zero (docs/numerics.md); the caller's mode is restored.
 #pragma once
 
@@ -8,6 +9,7 @@
 #include <xmmintrin.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -30,25 +32,61 @@ class FlushDenormals {
   unsigned saved_;
 };
 
-// Waits until `value` is no longer `old`: spins for some microseconds, then sleeps.
-void wait_while_equal(const std::atomic<uint32_t>& value, uint32_t old);
+// Where workers wait for each other: they spin, then let others run, then sleep; whoever changed
+// something that another may wait for calls wake().
+class WaitingRoom {
+ public:
+  explicit WaitingRoom(std::chrono::microseconds patience) : patience_(patience) {}
+  // Returns once ready() is true. `ready` reads atomics whose writers call wake() afterwards.
+  template <class Ready>
+  void wait(const Ready& ready);
+  void wake() {
+    // Sequentially consistent, as is the writer's store before: that store must not be passed by
+    // this look at the sleepers, or a worker that is just lying down is never woken.
+    if (sleepers_.load(std::memory_order_seq_cst) != 0) wake_all();
+  }
 
-// All `count` workers meet; writes before wait() are seen by everyone after it.
+ private:
+  void wake_all();
+  const std::chrono::microseconds patience_;  // before sleep
+  alignas(64) std::atomic<uint32_t> sleepers_{0};
+  alignas(64) std::atomic<uint32_t> calls_{0};  // bumped to wake
+};
+
+// What the workers of a pool meet in. Each announces its arrivals in a cache line of its own and
+// looks at everybody else's: two workers pay one transfer of a line, where a common counter costs
+// three.
+struct Meeting {
+  struct alignas(64) Place {
+    std::atomic<uint32_t> arrivals{0};
+  };
+  Meeting(int count, std::chrono::microseconds patience)
+      : count(count), places(new Place[static_cast<size_t>(count)]), room(patience) {}
+  const int count;
+  const std::unique_ptr<Place[]> places;
+  WaitingRoom room;
+};
+
+// One worker's side of the meetings: all workers meet in wait(); writes before it are seen by
+// everyone after it.
 class Barrier {
  public:
-  explicit Barrier(int count) : count_(count) {}
+  Barrier(Meeting& meeting, int index) : meeting_(meeting), index_(index) {}
   void wait();
 
  private:
-  const uint32_t count_;
-  alignas(64) std::atomic<uint32_t> arrived_{0};
-  alignas(64) std::atomic<uint32_t> phase_{0};
+  Meeting& meeting_;
+  const int index_;
 };
 
 class Pool {
  public:
-  // Starts count − 1 threads. count in 1 … 1024, else std::invalid_argument.
-  explicit Pool(int count);
+  // Long enough for what an engine does between two steps; waking up from sleep takes some 40 µs.
+  static constexpr std::chrono::microseconds kPatience{500};
+
+  // Starts count − 1 threads, which wait for `patience` before they sleep. count in 1 … 1024, else
+  // std::invalid_argument.
+  explicit Pool(int count, std::chrono::microseconds patience = kPatience);
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
@@ -73,8 +111,8 @@ class Pool {
  private:
   using Entry = void (*)(void* context, int index, Barrier& barrier);
   struct State {
-    explicit State(int count) : barrier(count) {}
-    Barrier barrier;
+    State(int count, std::chrono::microseconds patience) : meeting(count, patience) {}
+    Meeting meeting;
     std::mutex turn;
     alignas(64) std::atomic<uint32_t> epoch{0};  // bumped to start a job
     Entry entry = nullptr;
@@ -88,6 +126,7 @@ class Pool {
   static void work(State* state, int index);
 
   const int count_;
+  const std::chrono::microseconds patience_;
   pid_t owner_;
   std::unique_ptr<State> state_;
 };
