@@ -13,9 +13,9 @@ from headrace.bench.cases import Case, Kind
 from headrace.bench.measure import Sample
 from headrace.bench.report import OUTPUTS, aligned, figures, render, to_dict
 from headrace.bench.rows import rows_of
-from headrace.bench.run import BenchResult, ThreadResult, median_rates
+from headrace.bench.run import BenchResult, ThreadResult
 from headrace.limits.bound import bound
-from headrace.limits.rates import MachineRates
+from headrace.limits.rates import MachineRates, median_rates
 from headrace.ops.cost import CostModel
 from headrace.ops.counts import Chunk
 from headrace.verify.ladder import Report

@@ -111,12 +111,12 @@ def test_run_measures_next_to_limits() -> None:
 @pytest.mark.models
 def test_run_takes_other_configurations_and_prints_ops() -> None:
     result = bench(
-        "run", "smollm2-135m", "-p", "20", "-n", "3", "-r", "1", "-t", "1", "--ops", "-o", "json",
+        "run", "smollm2-135m", "-p", "20", "-n", "3", "-r", "1", "-t", "2", "--ops", "-o", "json",
         "--isa", "avx2", "--kv-cache-dtype", "f32", "--offline",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     data = json.loads(result.stdout)
-    assert [(row["test"], row["threads"]) for row in data["rows"]] == [("pp20", 1), ("tg3", 1)]
+    assert [(row["test"], row["threads"]) for row in data["rows"]] == [("pp20", 2), ("tg3", 2)]
     assert data["probe"]["isa"] == data["conditions"]["isa"] == "avx2"
     assert data["conditions"]["kv_format"] == "f32"
     assert len(data["ops"]) == 2
@@ -131,7 +131,7 @@ def test_run_prints_no_speed_where_a_fault_is_planted(fault: str) -> None:
     result = bench("run", "smollm2-135m", *SMALL, "-npl", "2", "--inject", fault, "-o", "json")
     assert result.returncode == 1
     assert result.stdout == ""
-    assert "No speed is printed, because the check" in result.stderr
+    assert "No speed is printed, because this configuration computes wrong: failed" in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 

@@ -12,7 +12,7 @@ import os
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from headrace.engine.model import open_model
 from headrace.errors import UsageError
 from headrace.formats.fetching import Reporter
 from headrace.limits.machine import MachineProbe
-from headrace.limits.rates import MachineRates
+from headrace.limits.rates import MachineRates, median_rates
 from headrace.limits.workloads import RunLimit, batch_limit, decode_limit, prefill_limit
 from headrace.ops.cost import CostModel
 
@@ -238,17 +238,6 @@ def limit_of(test: Test, costs: CostModel, rates: MachineRates) -> RunLimit:
     if test.generate:
         return decode_limit(costs, rates, test.generate, depth=length)
     return prefill_limit(costs, rates, length)
-
-
-def median_rates(probes: Sequence[MachineRates]) -> MachineRates:
-    """Field by field; of at least one."""
-    return replace(
-        probes[0],
-        read_bytes_per_s=statistics.median(p.read_bytes_per_s for p in probes),
-        int8_ops_per_s=statistics.median(p.int8_ops_per_s for p in probes),
-        bf16_ops_per_s=statistics.median(p.bf16_ops_per_s for p in probes),
-        f32_ops_per_s=statistics.median(p.f32_ops_per_s for p in probes),
-    )
 
 
 def load_of(model: Path, tests: Sequence[Test], num_threads: int) -> Load:

@@ -8,8 +8,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.bench.compare import Comparison, Outcome, Test, median_rates
+from headrace.bench.compare import Comparison, Outcome, Test
 from headrace.bench.ratios import common_prefix, paired_ratio, spread
+from headrace.limits.rates import median_rates
 from headrace.limits.workloads import RunLimit
 
 HEADERS = (

@@ -48,6 +48,7 @@ def bench_conditions(model: OpenModel, config: EngineConfig, repetitions: int) -
     matrices = [t for t in weights if t.rows > 1]
     return machine_conditions() | {
         "model": model.name,
+        "quantize": model.quantize,
         "model_bytes": model.weight_bytes,
         "weights": sorted({t.format.name for t in matrices}),
         "activations": sorted({activation_kind(t).name.lower() for t in matrices}),

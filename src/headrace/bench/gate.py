@@ -29,7 +29,7 @@ QUICK_RUNGS = (
 
 
 class CheckFailed(HeadraceError):
-    """A rung failed; the sentence names it and what it suggests."""
+    """Rungs failed; the sentence names them, and what the first one suggests."""
 
 
 def check(
@@ -43,11 +43,13 @@ def check(
         name = f"alone = batch of {max_batch}"
         on_start(name)
         report = replace(report, rungs=(*report.rungs, _batch_rung(subject, name, max_batch)))
-    for rung in report.failed:
-        hint = SYMPTOMS.get(rung.name) or SYMPTOMS["batch 1 = batch n"]
-        detail = f" ({rung.detail})" if rung.detail else ""
+    if not report.passed:
+        first = report.failed[0]
+        hint = SYMPTOMS.get(first.name) or SYMPTOMS["batch 1 = batch n"]
+        names = ", ".join(repr(rung.name) for rung in report.failed)
         raise CheckFailed(
-            f"No speed is printed, because the check {rung.name!r} failed{detail}: {hint}."
+            f"No speed is printed, because this configuration computes wrong: failed {names} "
+            f"({hint}; {' '.join(first.detail.split())})."
         )
     return report
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any
 
 from headrace.bench.cases import Case, Plan
@@ -25,7 +24,7 @@ from headrace.engine.core import Engine
 from headrace.engine.model import OpenModel, native_executor, vocabulary_of
 from headrace.errors import UsageError
 from headrace.limits.machine import MachineProbe
-from headrace.limits.rates import MachineRates
+from headrace.limits.rates import MachineRates, median_rates
 from headrace.ops.cost import CostModel
 from headrace.ops.kv import KVFormat
 from headrace.verify.faults import NO_FAULT
@@ -140,17 +139,3 @@ def _enough(engine: Engine, case: Case) -> Sample:
     while sum(run.seconds for run in runs) < ENOUGH_S and len(runs) < MOST_RUNS:
         runs.append(run_case(engine, case))
     return sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
-
-
-def median_rates(probes: Sequence[MachineRates]) -> MachineRates:
-    """Field by field."""
-    first = probes[0]
-    return MachineRates(
-        median(p.read_bytes_per_s for p in probes),
-        median(p.int8_ops_per_s for p in probes),
-        median(p.bf16_ops_per_s for p in probes),
-        median(p.f32_ops_per_s for p in probes),
-        first.num_threads,
-        first.isa,
-        first.llc_bytes,
-    )

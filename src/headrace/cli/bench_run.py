@@ -50,6 +50,7 @@ def bench_run(
     ops: Annotated[
         bool, typer.Option("--ops", help="Also a table of the ops: where the time goes.")
     ] = False,
+    quantize: o.Quantize = None,
     kv_cache_dtype: o.KVFormat = "bf16",
     isa: Annotated[
         str | None,
@@ -91,7 +92,12 @@ def bench_run(
     from headrace.engine.model import open_model
     from headrace.verify.faults import NO_FAULT, find_fault
 
-    opened = open_model(model, offline=offline or None, progress=StderrReporter(quiet=True))
+    opened = open_model(
+        model,
+        quantize=quantize,
+        offline=offline or None,
+        progress=StderrReporter(quiet=quantize is None),
+    )
     settings = Settings(
         threads=counts,
         kv_cache_dtype=kv_cache_dtype,

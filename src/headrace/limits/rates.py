@@ -7,7 +7,9 @@ This file measures nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from statistics import median
 
 from headrace.errors import UsageError
 
@@ -47,3 +49,14 @@ class MachineRates:
             "bf16_gop_per_s": self.bf16_ops_per_s / 1e9,
             "f32_gop_per_s": self.f32_ops_per_s / 1e9,
         }
+
+
+def median_rates(probes: Sequence[MachineRates]) -> MachineRates:
+    """Field by field; of at least one."""
+    return replace(
+        probes[0],
+        read_bytes_per_s=median(p.read_bytes_per_s for p in probes),
+        int8_ops_per_s=median(p.int8_ops_per_s for p in probes),
+        bf16_ops_per_s=median(p.bf16_ops_per_s for p in probes),
+        f32_ops_per_s=median(p.f32_ops_per_s for p in probes),
+    )

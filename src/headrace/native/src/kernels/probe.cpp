@@ -111,11 +111,16 @@ int64_t probe_int8(int64_t rounds, const headrace::ProbeOperands& operands, void
 #endif
 }
 
+// Four streams: one alone leaves the prefetchers idle at every page's end (up to a third slower).
 void probe_read(const std::byte* data, int64_t bytes, uint32_t* out) {
+  const int64_t quarter = bytes / 4;
   i32x16 sums[4] = {loadi(out), zeroi(), zeroi(), zeroi()};
-  for (int64_t at = 0; at < bytes; at += 512) {
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) sums[i % 4] = sums[i % 4] + loadi(data + at + 64 * i);
+  for (int64_t at = 0; at < quarter; at += 128) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const std::byte* line = data + i * quarter + at;
+      sums[i] = sums[i] + loadi(line) + loadi(line + 64);
+    }
   }
   storei(out, (sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
