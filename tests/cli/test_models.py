@@ -20,8 +20,8 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
 
 
-def facts(*arguments: str) -> Any:
-    result = run(*arguments, "--json")
+def facts(*arguments: str, **environment: str) -> Any:
+    result = run(*arguments, "--json", **environment)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 
@@ -127,3 +127,21 @@ def test_errors_are_one_sentence(
     assert words in result.stderr
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.models
+def test_packed_weights_are_kept_listed_and_cleared(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "headrace.cli.main", "generate", "smollm2-135m", "-p", "Rain",
+               "-n", "8", "--quantize", "q4_0", "--weight-cache", str(tmp_path)]  # fmt: skip
+    env = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    texts = [
+        subprocess.run(command, capture_output=True, text=True, env=env, check=True, timeout=120)
+        for _ in range(2)
+    ]
+    assert texts[0].stdout == texts[1].stdout != ""
+    listed = facts("cache", "--weight-cache", str(tmp_path))
+    assert [row["formats"] for row in listed] == [["Q4_0", "Q8_0"]]
+    assert listed[0]["source"].endswith(".gguf")
+    assert "1 files" in run("cache", "--weight-cache", str(tmp_path)).stdout
+    assert facts("cache", "--clear", "--weight-cache", str(tmp_path))["freed_bytes"] > 8e7
+    assert facts("cache", HEADRACE_WEIGHT_CACHE=str(tmp_path)) == []

@@ -35,6 +35,7 @@ def chat(
     seed: o.Seed = None,
     threads: o.Threads = None,
     quantize: o.Quantize = None,
+    weight_cache: o.WeightCache = None,
     kv_cache_dtype: o.KVFormat = "bf16",
     chat_template: o.ChatTemplate = None,
     offline: o.Offline = False,
@@ -59,6 +60,7 @@ def chat(
             max_model_len=max_model_len,
             num_threads=threads,
             quantize=quantize,
+            weight_cache=weight_cache,
             chat_template=str(chat_template) if chat_template else None,
         ),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -97,6 +98,47 @@ def show(
     if alias is not None and facts["licence"] is None:
         facts["licence"] = alias.licence
     typer.echo(json.dumps(facts, indent=2, ensure_ascii=False) if as_json else _page(facts))
+
+
+@models_app.command()
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all of them.")] = False,
+    weight_cache: o.WeightCache = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """List the packed weights that --weight-cache keeps, the last used first, or remove them."""
+    import os
+
+    from headrace.engine.config import WEIGHT_CACHE_VARIABLE
+    from headrace.formats.cache_dirs import packed_dir
+    from headrace.ops.weight_cache import WeightCache, directory_of
+
+    setting = weight_cache or os.environ.get(WEIGHT_CACHE_VARIABLE)
+    directory = directory_of(setting, packed_dir()) or packed_dir()
+    kept = WeightCache(directory)
+    if clear:
+        freed = kept.clear()
+        answer = {"directory": str(directory), "freed_bytes": freed}
+        typer.echo(json.dumps(answer) if as_json else f"{directory}: {_mb(freed)} freed")
+        return
+    rows: list[dict[str, Any]] = [
+        {
+            "path": str(entry.path),
+            "size_bytes": entry.num_bytes,
+            "used_at": entry.used_at,
+            "source": entry.source,
+            "formats": list(entry.formats),
+        }
+        for entry in kept.entries()
+    ]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        day = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["used_at"]))
+        formats = ", ".join(row["formats"])
+        typer.echo(f"{_mb(row['size_bytes']):>11}  {day}  {row['source']} ({formats})")
+    typer.echo(f"{directory}: {len(rows)} files, {_mb(sum(r['size_bytes'] for r in rows))}")
 
 
 @models_app.command("export-tokenizer")

@@ -81,6 +81,15 @@ Quantize = Annotated[
         show_default=False,
     ),
 ]
+WeightCache = Annotated[
+    str | None,
+    typer.Option(
+        "--weight-cache",
+        help="Keep packed weights on disk for the next start: on, off or a directory (default: "
+        "HEADRACE_WEIGHT_CACHE, else off).",
+        show_default=False,
+    ),
+]
 Offline = Annotated[bool, typer.Option("--offline", help="Use only what is in the local cache.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 Stats = Annotated[bool, typer.Option("--stats", help="Print a line of statistics to stderr.")]

@@ -27,6 +27,7 @@ def perplexity(
     ] = None,
     threads: o.Threads = None,
     quantize: o.Quantize = None,
+    weight_cache: o.WeightCache = None,
     kv_cache_dtype: o.KVFormat = "bf16",
     offline: o.Offline = False,
     as_json: o.AsJson = False,
@@ -44,7 +45,7 @@ def perplexity(
     llm = LLM(
         model, kv_cache_dtype=kv_cache_dtype, max_model_len=context + 1, max_num_seqs=1,
         offline=offline, progress=StderrReporter(),
-        **o.given(num_threads=threads, quantize=quantize),
+        **o.given(num_threads=threads, quantize=quantize, weight_cache=weight_cache),
     )  # fmt: skip
     score = score_text(llm, text, context=context, max_chunks=max_chunks, progress=o.progress)
     if as_json:

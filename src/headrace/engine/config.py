@@ -11,12 +11,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
+from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace.engine.scheduler import Batching
 from headrace.engine.sizing import PoolPlan, plan_pools
 from headrace.errors import UsageError
+from headrace.formats.cache_dirs import packed_dir
 from headrace.ops.kv import KVFormat, KVGroupSpec
+from headrace.ops.weight_cache import directory_of
 
 #: Longest context by default; a model's own may be much longer and is then used when asked for.
 DEFAULT_MAX_MODEL_LEN = 8192
@@ -24,6 +27,7 @@ DEFAULT_MAX_MODEL_LEN = 8192
 DEFAULT_MEMORY_SHARE = 0.5
 MAX_MODEL_LEN = 1 << 24
 DEBUG_VARIABLE = "HEADRACE_DEBUG_INVARIANTS"
+WEIGHT_CACHE_VARIABLE = "HEADRACE_WEIGHT_CACHE"
 
 _E = TypeVar("_E", bound=Enum)
 
@@ -49,6 +53,8 @@ class EngineOptions:
     most half of the free memory). kv_allocator, batching: see Allocator, Batching.
     seed: makes unseeded requests repeatable. max_queue: most requests that wait.
     num_threads: worker threads (auto: the CPUs this process may use).
+    weight_cache: "on", "off" or a directory for packed weights (auto: HEADRACE_WEIGHT_CACHE, else
+    off).
     """
 
     max_model_len: int | None = None
@@ -63,6 +69,7 @@ class EngineOptions:
     num_threads: int | None = None
     seed: int | None = None
     max_queue: int = 10_000
+    weight_cache: str | None = None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EngineOptions:
@@ -93,6 +100,7 @@ class EngineConfig:
     seed: int | None
     max_queue: int
     debug_invariants: bool
+    weight_cache: Path | None = None
 
     def describe(self) -> str:
         """One line for people: the limits in force."""
@@ -106,11 +114,14 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What resolve needs to know of the machine. free_bytes: None = unknown."""
+    """What resolve needs to know of the machine. free_bytes: None = unknown. weight_cache: the
+    setting in force where no option says otherwise; packed_dir: the directory that "on" means."""
 
     free_bytes: int | None
     num_cpus: int
     debug_invariants: bool = False
+    weight_cache: str | None = None
+    packed_dir: Path = Path("packed")
 
     @classmethod
     def probe(cls, environ: Mapping[str, str]) -> Machine:
@@ -118,7 +129,8 @@ class Machine:
         flag = environ.get(DEBUG_VARIABLE, "0")
         if flag not in ("0", "1"):
             raise UsageError(f"{DEBUG_VARIABLE} must be 0 or 1, not {flag!r}.")
-        return cls(_free_bytes(), _num_cpus(), flag == "1")
+        setting = environ.get(WEIGHT_CACHE_VARIABLE) or None
+        return cls(_free_bytes(), _num_cpus(), flag == "1", setting, packed_dir())
 
 
 def resolve(
@@ -180,6 +192,7 @@ def resolve(
         seed=_integer("seed", options.seed, 0, 2**64 - 1),
         max_queue=_integer("max_queue", options.max_queue, 1, 2**31) or 1,
         debug_invariants=machine.debug_invariants,
+        weight_cache=directory_of(options.weight_cache or machine.weight_cache, machine.packed_dir),
     )
 
 

@@ -60,6 +60,7 @@ class LLM:
         num_threads: int | None = None,
         seed: int | None = None,
         max_queue: int = 10_000,
+        weight_cache: str | None = None,
         chat_template: str | None = None,
         quantize: str | None = None,
         offline: bool | None = None,
@@ -88,6 +89,7 @@ class LLM:
                 "num_threads": num_threads,
                 "seed": seed,
                 "max_queue": max_queue,
+                "weight_cache": weight_cache,
                 **unknown,
             }
         )

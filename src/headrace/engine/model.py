@@ -6,9 +6,10 @@ name → formats.sources → checkpoint → models.load ─┬→ NativeModel �
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,9 +29,12 @@ from headrace.models.quantize import quantize as quantize_weights
 from headrace.ops.executor import Executor
 from headrace.ops.native import NativeModel
 from headrace.ops.packed import PackedWeights
+from headrace.ops.weight_cache import WeightCache
 
 if TYPE_CHECKING:
     from headrace.formats.chat_template import ChatTemplate
+
+log = logging.getLogger(__name__)
 
 ExecutorFactory = Callable[[LoadedModel, EngineConfig], Executor]
 
@@ -78,13 +82,19 @@ def open_model(
     wanted = None if quantize is None else parse_format(quantize)
     path = resolve_source(name, offline=offline, progress=progress)
     checkpoint = open_checkpoint(path)
-    program = load(checkpoint)
+    program = replace(load(checkpoint), identity=_identity(checkpoint))
     if wanted is not None:
         done = quantize_weights(program, wanted, threads=num_threads)
         program = done.model
         if progress is not None:
             progress.note(done.describe())
     return OpenModel(name, path, checkpoint, program, load_tokenizer(checkpoint), quantize)
+
+
+def _identity(checkpoint: FileCheckpoint) -> tuple[str, ...]:
+    """Size and time of change of every file."""
+    states = (file.stat() for file in checkpoint.files)
+    return tuple(f"{state.st_size} {state.st_mtime_ns}" for state in states)
 
 
 def native_executor(
@@ -95,7 +105,12 @@ def native_executor(
     isa: str | None = None,
 ) -> NativeModel:
     """The native interpreter, with buffers for the configuration's largest step. weights: packed
-    by another NativeModel of the same model. isa: see NativeModel."""
+    by another NativeModel of the same model. isa: see NativeModel. Troubles of the weight cache are
+    logged."""
+    pack = None
+    if config.weight_cache is not None and program.identity:
+        cache = WeightCache(config.weight_cache, note=log.warning)
+        pack = cache.packer(program.identity, program.source)
     return NativeModel(
         program,
         max_tokens=config.max_num_batched_tokens,
@@ -104,6 +119,7 @@ def native_executor(
         num_threads=config.num_threads,
         isa=isa,
         weights=weights,
+        pack=pack,
     )
 
 

@@ -43,6 +43,11 @@ def tokenizers_dir() -> Path:
     return cache_root() / "tokenizers"
 
 
+def packed_dir() -> Path:
+    """Packed weights, by what they were made from."""
+    return cache_root() / "packed"
+
+
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """Write a file that appears whole or not at all: a temporary beside it, then a rename.

@@ -36,12 +36,14 @@ class LoadedModel(ModelOutline):
     """A model ready for an interpreter (ops/program.py says what one sees).
 
     weights: logical name → tensor, views of the file where possible: valid while it stays mapped.
-    warnings: sentences about what the file holds and the model does not use.
+    warnings: sentences about what the file holds and the model does not use. identity: what tells
+    its files from others, for caches of what is made from them; empty: not known.
     """
 
     weights: Weights
     source: str
     warnings: tuple[str, ...] = ()
+    identity: tuple[str, ...] = ()
 
 
 def load(checkpoint: Checkpoint) -> LoadedModel:

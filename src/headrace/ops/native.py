@@ -22,7 +22,7 @@ from headrace.ops.contract import Rows
 from headrace.ops.fuse import fuse
 from headrace.ops.kv import KVFormat, KVGroupSpec
 from headrace.ops.lower import NATIVE_KV_FORMATS, Lowering, new_program
-from headrace.ops.packed import PackedWeights, activation_kind
+from headrace.ops.packed import PackedWeights, Packer, activation_kind
 from headrace.ops.program import Program
 from headrace.ops.record import record
 from headrace.ops.recording import Op, Recording, Value
@@ -50,8 +50,9 @@ class NativeModel:
     model's). num_threads: default all CPUs this process may use. isa: a level of
     `_core.available_isas()` (default: HEADRACE_ISA, else the best). keep: every value keeps its own
     memory, for `trace_step`. fusion=False: one kernel per op; the same bits, for comparison (keep
-    implies it). weights: packed by another NativeModel of the same model. edit:
-    changes recorded ops one by one before fusion (`verify` plants its faults so).
+    implies it). weights: packed by another NativeModel of the same model. pack: packs the
+    weights (ops/weight_cache.py) instead of ops.packed.pack_all. edit: changes recorded ops one by
+    one before fusion (`verify` plants its faults so).
     Raises ModelFileError for a model the native path cannot run, UsageError for a bad parameter,
     NativeError where this machine cannot run the core.
     """
@@ -68,6 +69,7 @@ class NativeModel:
         keep: bool = False,
         fusion: bool = True,
         weights: PackedWeights | None = None,
+        pack: Packer | None = None,
         edit: Callable[[Op], Op] | None = None,
     ) -> None:
         threads = len(os.sched_getaffinity(0)) if num_threads is None else num_threads
@@ -90,7 +92,9 @@ class NativeModel:
             raise UsageError(f"native model: {error}.") from error
         except RuntimeError as error:
             raise NativeError(f"{error}.") from error
-        self.weights = weights or PackedWeights(self.recording, program.weights, threads=threads)
+        self.weights = weights or PackedWeights(
+            self.recording, program.weights, threads=threads, pack=pack
+        )
         tensors = program.weights
         self.fused: Recording = fuse(
             self.recording,

@@ -7,7 +7,7 @@ matrix is both. This file is where the native path says no to a weight, with a r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -67,6 +67,10 @@ def decline(op: Op, weights: Mapping[str, HostTensor]) -> str | None:
     return None
 
 
+#: Matrices of linear layers and a number of threads → the same packed.
+Packer = Callable[[Mapping[str, HostTensor], int], "dict[str, _core.PackedMatrix]"]
+
+
 class PackedWeights:
     """What one recording needs of a model's weights. Immutable; shared by programs.
 
@@ -74,20 +78,25 @@ class PackedWeights:
     """
 
     def __init__(
-        self, recording: Recording, weights: Mapping[str, HostTensor], *, threads: int = 1
+        self,
+        recording: Recording,
+        weights: Mapping[str, HostTensor],
+        *,
+        threads: int = 1,
+        pack: Packer | None = None,
     ) -> None:
-        """Packs. Raises ModelFileError naming what the native path cannot run."""
+        """Packs, or has it done by `pack` (a cache). Raises ModelFileError naming what the native
+        path cannot run."""
         self._weights = weights
-        self._matrices: dict[str, _core.PackedMatrix] = {}
         self._vectors: dict[str, npt.NDArray[np.float32]] = {}
+        linear: dict[str, HostTensor] = {}
         for op in recording.ops():
             reason = decline(op, weights)
             if reason is not None:
                 raise ModelFileError(f"the native path cannot run this model: {reason}.")
             match op:
                 case Linear(weight=name, bias=bias):
-                    if name not in self._matrices:
-                        self._matrices[name] = _pack(weights[name], threads)
+                    linear[name] = weights[name]
                     if bias is not None:
                         self._add_vector(bias)
                 case RmsNorm(weight=name):
@@ -95,6 +104,7 @@ class PackedWeights:
                 case LayerNorm(weight=name, bias=bias):
                     self._add_vector(name)
                     self._add_vector(bias)
+        self._matrices = (pack or pack_all)(linear, threads)
 
     def matrix(self, name: str) -> _core.PackedMatrix:
         return self._matrices[name]
@@ -107,13 +117,18 @@ class PackedWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Anonymous memory of packed matrices and vectors."""
-        matrices = sum(int(m.nbytes) for m in self._matrices.values())
+        """Anonymous memory of packed matrices and vectors; what a cache maps takes none."""
+        matrices = sum(int(m.nbytes) for m in self._matrices.values() if not m.mapped)
         return matrices + sum(v.nbytes for v in self._vectors.values())
 
     def _add_vector(self, name: str) -> None:
         if name not in self._vectors:
             self._vectors[name] = np.ascontiguousarray(dequantize(self._weights[name]))
+
+
+def pack_all(weights: Mapping[str, HostTensor], threads: int) -> dict[str, _core.PackedMatrix]:
+    """Repacks every matrix, one after the other, each on all threads."""
+    return {name: _pack(tensor, threads) for name, tensor in weights.items()}
 
 
 def _pack(tensor: HostTensor, threads: int) -> _core.PackedMatrix:

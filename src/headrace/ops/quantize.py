@@ -40,4 +40,4 @@ def quantized(tensor: HostTensor, target: NumberFormat, label: str, threads: int
             raise ModelFileError(f"{label} cannot be stored as {target.name}: {error}.") from None
         return result
 
-    return PendingTensor(target, tensor.shape, make, tensor.row_order)
+    return PendingTensor(tensor, target, make)

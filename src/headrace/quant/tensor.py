@@ -86,23 +86,26 @@ class HostTensor:
 
 class PendingTensor(HostTensor):
     """A HostTensor whose bytes `make` computes at every reading of `data`, and that keeps none: a
-    model quantised at load then holds one such matrix at a time, while it is packed."""
+    model quantised at load then holds one such matrix at a time, while it is packed. source: what
+    they are computed from."""
 
-    __slots__ = ("_make",)
+    __slots__ = ("_make", "source")
+    source: HostTensor
     _make: Callable[[], npt.NDArray[np.uint8]]
 
     def __init__(
         self,
+        source: HostTensor,
         number_format: NumberFormat,
-        shape: tuple[int, ...],
         make: Callable[[], npt.NDArray[np.uint8]],
-        row_order: npt.NDArray[np.int32] | None = None,
     ) -> None:
-        """make: the uint8 [rows, row_bytes] of `number_format`; the same at every call."""
+        """make: the uint8 [rows, row_bytes] of `number_format`, the source's rows in its order; the
+        same at every call."""
         for name, value in (
             ("format", number_format),
-            ("shape", shape),
-            ("row_order", row_order),
+            ("shape", source.shape),
+            ("row_order", source.row_order),
+            ("source", source),
             ("_make", make),
         ):
             object.__setattr__(self, name, value)

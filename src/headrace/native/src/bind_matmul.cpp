@@ -10,6 +10,7 @@
 #include <string>
 
 #include "bind.h"
+#include "checksum.h"
 #include "dispatch.h"
 #include "matmul.h"
 #include "pack.h"
@@ -114,6 +115,37 @@ PackedWeights* pack_array(int format, const Bytes& data, int64_t n, int64_t k,
       pack(f, data.data(), n, k, row_order ? row_order->data() : nullptr, threads));
 }
 
+using Flat = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+int64_t packed_bytes(const PackedMatrix& matrix) {
+  return matrix.panel_bytes * num_panels(matrix.n);
+}
+
+PackedWeights* map_packed(int format, const Flat& data, int64_t n, int64_t k) {
+  if (format < 0 || format > static_cast<int>(kLastFormat))
+    refuse("map_packed", "format is " + std::to_string(format));
+  const auto f = static_cast<Format>(format);
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  if (n < 1 || k < 1 || n > kMost || k > kMost)
+    refuse("map_packed", "N is " + std::to_string(n) + ", K is " + std::to_string(k));
+  expect_columns("map_packed", f, k);
+  const PackedMatrix view{f, n, k, panel_bytes(f, k), data.data()};
+  expect("map_packed", "number of bytes", static_cast<int64_t>(data.shape(0)), packed_bytes(view));
+  if (reinterpret_cast<uintptr_t>(view.data) % 64 != 0)
+    refuse("map_packed", "data is not aligned to 64 bytes");
+  return new PackedWeights{Mapping(), view};
+}
+
+nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>> packed_data(const PackedWeights& packed) {
+  return {packed.view.data, {static_cast<size_t>(packed_bytes(packed.view))}, nb::handle()};
+}
+
+uint64_t checksum_array(const Flat& data, int threads) {
+  if (threads < 1) refuse("checksum", "threads must be at least 1");
+  nb::gil_scoped_release release;
+  return checksum(data.data(), static_cast<int64_t>(data.shape(0)), threads);
+}
+
 Result matmul_array(const PackedWeights& packed, const Floats& x, const std::optional<Vector>& bias,
                     const std::optional<std::string>& isa, int threads) {
   const PackedMatrix& weight = packed.view;
@@ -154,7 +186,18 @@ void register_matmul(nb::module_& m) {
       .def_prop_ro("format", [](const PackedWeights& w) { return static_cast<int>(w.view.format); })
       .def_prop_ro("n", [](const PackedWeights& w) { return w.view.n; })
       .def_prop_ro("k", [](const PackedWeights& w) { return w.view.k; })
-      .def_prop_ro("nbytes", [](const PackedWeights& w) { return w.memory.size(); });
+      .def_prop_ro("nbytes", [](const PackedWeights& w) { return packed_bytes(w.view); })
+      .def_prop_ro(
+          "mapped", [](const PackedWeights& w) { return w.memory.size() == 0; },
+          "Whether the bytes lie in an array that is not its own.")
+      .def_prop_ro("data", &packed_data, nb::rv_policy::reference_internal,
+                   "The panels: uint8 [nbytes], read-only, valid as long as this object.");
+  m.def("map_packed", &map_packed, nb::arg("format"), nb::arg("data"), nb::arg("n"), nb::arg("k"),
+        nb::rv_policy::take_ownership, nb::keep_alive<0, 2>(),
+        "Panels that lie in `data`: uint8, 64-byte aligned, never written; as PackedMatrix.data of "
+        "the same shape was. Any bytes are safe to compute with.");
+  m.def("checksum", &checksum_array, nb::arg("data"), nb::arg("threads") = 1,
+        "64 bits of data: uint8, against damage. The same for any number of threads.");
   m.def("pack", &pack_array, nb::arg("format"), nb::arg("data"), nb::arg("n"), nb::arg("k"),
         nb::arg("row_order").none() = nb::none(), nb::arg("threads") = 1,
         nb::rv_policy::take_ownership,

@@ -8,7 +8,8 @@
 
 namespace headrace {
 
-// An owned PackedMatrix. `view` stays valid as long as this object.
+// An owned PackedMatrix. `view` stays valid as long as this object; where it lies in a mapped file,
+// `memory` is empty and the binding keeps the file.
 struct PackedWeights {
   Mapping memory;
   PackedMatrix view;
