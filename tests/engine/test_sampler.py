@@ -525,6 +525,35 @@ def test_a_seeded_request_never_feels_its_neighbours() -> None:
     assert [sample(rows[:1], [other], [p], 500)[0] for p in range(30)] != alone
 
 
+def test_rows_shared_by_workers_equal_rows_one_by_one() -> None:
+    """Enough logits that a pool is used: other threads, other order, same results and traces."""
+    rng = np.random.default_rng(8)
+    num_rows, num_ids = 24, 50_000
+    rows = (rng.standard_normal((num_rows, num_ids)) * 3).astype(np.float32)
+    rows[5, 7] = math.nan
+    kinds = [
+        SamplingParams(temperature=0, logprobs=3),
+        SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, trace=4),
+        SamplingParams(typical_p=0.9, repetition_penalty=1.2),
+        SamplingParams(temperature=2.0, top_p=0.99, logprobs=2, logprobs_mode="processed"),
+        SamplingParams(),
+    ]
+    states = [make_state(kinds[i % 5], [1, 2, 3], seed=i) for i in range(num_rows)]
+    positions = list(range(100, 100 + num_rows))
+    alone = [
+        sample(rows[i : i + 1], [states[i]], [positions[i]], num_ids)[0] for i in range(num_rows)
+    ]
+    targets = rng.integers(0, num_ids, num_rows)
+    scores = token_logprobs(rows, targets, 3, num_ids)
+    for num_threads in (2, 5):
+        pool = _core.Pool(num_threads)
+        for _ in range(3):
+            assert sample(rows, states, positions, num_ids, pool) == alone
+            assert token_logprobs(rows, targets, 3, num_ids, pool) == scores
+    assert scores[5] is None
+    assert alone[5].status is RowStatus.NON_FINITE
+
+
 def test_unseeded_requests_get_a_seed_that_repeats_them() -> None:
     flat = np.zeros((1, 300), dtype=np.float32)
     first, second = (make_state(SamplingParams(), []) for _ in range(2))

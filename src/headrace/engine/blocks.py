@@ -123,12 +123,14 @@ class SequenceBlocks:
     of first_columns.
     """
 
-    __slots__ = ("first_columns", "num_columns", "num_writable", "tables", "version")
+    __slots__ = ("first_columns", "num_columns", "num_writable", "tables", "version", "views")
 
     def __init__(self, num_groups: int, max_columns: int) -> None:
         self.tables: tuple[Int32Array, ...] = tuple(
             np.full(max_columns, -1, np.int32) for _ in range(num_groups)
         )
+        #: The tables again; an element is a plain int.
+        self.views: tuple[memoryview[int], ...] = tuple(t.data for t in self.tables)
         self.num_columns = [0] * num_groups
         self.first_columns = [0] * num_groups
         self.num_writable = 0

@@ -103,6 +103,7 @@ class Engine:
         )
         self._observer = observer
         self._scorer: RowScorer = observer or PromptScorer(executor, vocabulary.num_ids)
+        self._num_scored = 0 if observer is None else 1  # requests whose prompt rows are wanted
         self._requests: dict[int, Request] = {}
         self._next_id = 0
         self.num_steps = 0
@@ -182,6 +183,7 @@ class Engine:
             Generation(request, 0, sequence, state, self.vocabulary.stream(params))
         )
         self._requests[request_id] = request
+        self._num_scored += params.prompt_logprobs is not None
         self.scheduler.add(sequence)
         return request
 
@@ -211,18 +213,19 @@ class Engine:
 
     def step(self) -> list[Delta]:
         """Runs one step; the deltas of every sample that advanced or ended. [] without work."""
-        if not self.scheduler.has_work:
+        scheduler = self.scheduler
+        if not scheduler.has_work:
             return []
-        plan = self.scheduler.schedule()
+        plan = scheduler.schedule()
         if plan.admitted or plan.preempted:
             self._note_schedule(plan)
-        prompt_rows = self._scorer.rows(plan)
+        prompt_rows = self._scorer.rows(plan) if self._num_scored else []
         batch, drawing = self._preparer.build(plan, prompt_rows)
         try:
             if self.manager.pending_copies:
                 self._copy_blocks()
             logits = self._executor.run(batch)
-            unscored = self._scorer.score(plan, batch)
+            unscored = self._scorer.score(plan, batch) if prompt_rows else []
         except BaseException as error:
             # Whose fault it was cannot be known, and memory may be half written: all of them end.
             if not isinstance(error, Exception):  # Ctrl-C
@@ -233,7 +236,9 @@ class Engine:
             deltas = self._fail(plan.sequences, f"The step failed: {error!r}")
         else:
             self._commit(plan)
-            deltas = self._fail(unscored, "The model gave prompt logits that are not finite.")
+            deltas = []
+            if unscored:
+                deltas = self._fail(unscored, "The model gave prompt logits that are not finite.")
             deltas += self._draw(drawing, logits)
         if self._whole_history:
             self._settle()
@@ -412,6 +417,7 @@ class Engine:
         if not request.finished and all(g.finish_reason is not None for g in request.generations):
             request.finished_s = time.monotonic()
             self.num_finished += 1
+            self._num_scored -= request.params.prompt_logprobs is not None
             self._requests.pop(request.request_id, None)
 
     def _fail(

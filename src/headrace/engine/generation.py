@@ -44,6 +44,7 @@ class Generation:
     """One sample's output: text, logprobs, end. Mutated only by the engine's commit."""
 
     __slots__ = (
+        "_counts",
         "_end_ids",
         "_has_stops",
         "_texts",
@@ -86,6 +87,7 @@ class Generation:
         self.error: str | None = None
         self._texts: list[str] = []
         self._has_stops = bool(params.stop)
+        self._counts = params.counts_output
         self._end_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self._end_ids |= request.eos_ids
@@ -113,7 +115,8 @@ class Generation:
         self.token_ids.append(token)
         sequence = self.sequence
         sequence.tokens.append(token)
-        self.sampler_state.accept(token)
+        if self._counts:
+            self.sampler_state.accept(token)
         text = self._advance_text(token)
         if self.finish_reason is None and len(sequence.tokens) >= sequence.max_num_tokens:
             self.finish_reason = FinishReason.LENGTH

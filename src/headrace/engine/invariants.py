@@ -28,6 +28,12 @@ def _check_sequence(sequence: Sequence, scheduler: Scheduler) -> None:
     assert sequence.blocks is not None
     assert sequence.num_computed_tokens < sequence.num_tokens <= sequence.max_num_tokens
     assert sequence.num_computed_tokens <= sequence.num_stored_tokens
+    manager = scheduler.manager
     for columns in sequence.blocks.num_columns:
-        held = columns * scheduler.manager.block_size
+        held = columns * manager.block_size
         assert held >= sequence.num_computed_tokens, "computed beyond the blocks"
+        assert held >= sequence.blocks.num_writable, "writable beyond the blocks"
+    first = sequence.num_computed_tokens // manager.block_size
+    for pool, table in zip(manager.pools, sequence.blocks.tables, strict=True):
+        writable = table[first : sequence.blocks.num_writable // manager.block_size]
+        assert all(pool.ref_counts[b] == 1 for b in writable.tolist()), "writable, but shared"

@@ -122,6 +122,12 @@ class SamplingParams:
         """Whether every draw is the argmax after bias and penalties."""
         return self.temperature == 0.0 or self.top_p == 0.0
 
+    @property
+    def counts_output(self) -> bool:
+        """Whether a draw depends on the tokens drawn before it (besides the model's logits)."""
+        penalties = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
+        return self.min_tokens > 0 or penalties != (1.0, 0.0, 0.0)
+
     def validate_for(self, num_ids: int) -> None:
         """Checks every id against a vocabulary of ids 0 … num_ids−1. Raises UsageError."""
         lists: dict[str, Iterable[int]] = {

@@ -1,8 +1,7 @@
 """Prepare: a plan as one ragged Batch. The only place that turns block tables into slots.
 
 Buffers are allocated once for the largest step and reused: a Batch is valid until the next call.
-Per sequence only what changed is done: a table row is copied when its blocks changed, and the slots
-of all rows are made at once.
+A table row is copied only when its blocks changed.
 """
 
 from __future__ import annotations
@@ -34,7 +33,10 @@ class Preparer:
         self._tables = [np.zeros((max_seqs, max_columns), np.int32) for _ in range(num_groups)]
         self._first_pos = [np.zeros(max_seqs, np.int32) for _ in range(num_groups)]
         self._no_rows = np.zeros(0, np.int32)
-        self._count = np.arange(max_tokens + 1, dtype=np.int32)  # 0, 1, 2, …
+        # The same memory for writing single elements, which numpy makes dear.
+        self._views = (self._tokens.data, self._positions.data, self._context_lens.data)
+        self._slot_views = [slots.data for slots in self._slots]
+        self._num_counted = 0  # that many leading spans and logit rows are 0, 1, 2, …
         # What each row of the tables shows: blocks, and their version then.
         self._shown: list[SequenceBlocks | None] = [None] * max_seqs
         self._versions = [-1] * max_seqs
@@ -52,8 +54,10 @@ class Preparer:
             if blocks is not self._shown[index] or blocks.version != self._versions[index]:
                 self._show(index, blocks)
                 self._shown[index], self._versions[index] = blocks, blocks.version
-        if not prompt_rows and all(len(s.tokens) - s.num_computed_tokens == 1 for s in sequences):
-            return self._decode(sequences), sequences
+        if not prompt_rows:
+            batch = self._decode(sequences)
+            if batch is not None:
+                return batch, sequences
         return self._ragged(plan, prompt_rows)
 
     def _show(self, index: int, blocks: SequenceBlocks) -> None:
@@ -62,65 +66,76 @@ class Preparer:
             self._tables[group][index] = table
             self._first_pos[group][index] = blocks.first_columns[group] * self._block_size
 
-    def _decode(self, sequences: list[Sequence]) -> Batch:
-        """Every sequence computes its newest token and draws: the arrays depend on their number
-        and are the same objects every time."""
-        num = len(sequences)
-        self._tokens[:num] = [s.tokens[-1] for s in sequences]
-        self._positions[:num] = [s.num_computed_tokens for s in sequences]
-        np.add(self._positions[:num], 1, out=self._context_lens[:num])
-        self._place(num, self._count[:num])
+    def _decode(self, sequences: list[Sequence]) -> Batch | None:
+        """Every sequence computes its newest token and draws: then the arrays depend on their
+        number and are the same objects every time. None for any other step."""
+        tokens, positions, context_lens = self._views
         for index, sequence in enumerate(sequences):
-            if sequence.num_stored_tokens > sequence.num_computed_tokens:
-                self._leave(index, index + 1)
-        # Rows that draw and borders may be what another kind of step left there.
-        self._spans[: num + 1] = self._count[: num + 1]
-        self._logit_rows[:num] = self._count[:num]
+            ids, start = sequence.tokens, sequence.num_computed_tokens
+            if len(ids) != start + 1:
+                return None
+            tokens[index] = ids[start]
+            positions[index] = start
+            context_lens[index] = start + 1
+            self._place_one(index, sequence, start)
+            if start < sequence.num_stored_tokens:
+                self._leave(index, 1)
+        num = len(sequences)
+        if num > self._num_counted:  # one row each, and all draw
+            self._spans[: num + 1] = np.arange(num + 1)
+            self._logit_rows[:num] = np.arange(num)
+            self._num_counted = num
         batch = self._decode_batches.get(num)
         if batch is None:
             batch = self._decode_batches[num] = self._batch(num, num, num, self._no_rows)
         return batch
 
+    def _place_one(self, row: int, sequence: Sequence, position: int) -> None:
+        """The slot of a step's row, in every group: block · block_size + offset."""
+        blocks = sequence.blocks
+        assert blocks is not None
+        size = self._block_size
+        for slots, table in zip(self._slot_views, blocks.views, strict=True):
+            slots[row] = table[position // size] * size + position % size
+
+    def _place_many(self, row: int, sequence: Sequence, start: int, count: int) -> None:
+        """_place_one for `count` rows and positions."""
+        blocks = sequence.blocks
+        assert blocks is not None
+        for slots, table in zip(self._slots, blocks.tables, strict=True):
+            slots[row : row + count] = slots_of(table, start, count, self._block_size)
+
+    def _leave(self, row: int, count: int) -> None:
+        """Rows whose keys and values are stored already: they are computed, not written."""
+        for slots in self._slots:
+            slots[row : row + count] = -1
+
     def _ragged(self, plan: Plan, prompt_rows: list[int]) -> tuple[Batch, list[Sequence]]:
-        sequences, counts = plan.sequences, plan.num_new_tokens
         row = 0
         drawing: list[Sequence] = []
+        self._num_counted = 0
         self._spans[0] = 0
-        unwritten: list[tuple[int, int]] = []
-        for index, (sequence, count) in enumerate(zip(sequences, counts, strict=True)):
+        for index, (sequence, count) in enumerate(
+            zip(plan.sequences, plan.num_new_tokens, strict=True)
+        ):
             start = sequence.num_computed_tokens
             end = start + count
             self._tokens[row : row + count] = sequence.tokens[start:end]
             self._positions[row : row + count] = np.arange(start, end, dtype=np.int32)
-            stored = min(sequence.num_stored_tokens - start, count)
-            if stored > 0:
-                unwritten.append((row, row + stored))
+            if count == 1:
+                self._place_one(row, sequence, start)
+            else:
+                self._place_many(row, sequence, start, count)
+            if start < sequence.num_stored_tokens:
+                self._leave(row, min(sequence.num_stored_tokens - start, count))
             row += count
             self._spans[index + 1] = row
             self._context_lens[index] = end
             if end == sequence.num_tokens:
                 self._logit_rows[len(drawing)] = row - 1
                 drawing.append(sequence)
-        num = len(sequences)
-        self._place(num, np.repeat(self._count[:num], counts))
-        for begin, end in unwritten:
-            self._leave(begin, end)
         wanted = np.array(prompt_rows, np.int32) if prompt_rows else self._no_rows
-        return self._batch(row, num, len(drawing), wanted), drawing
-
-    def _place(self, num: int, owners: Int32Array) -> None:
-        """Slots of all rows: block · block_size + offset. owners: [T], each row's sequence, of
-        `num`."""
-        positions = self._positions[: len(owners)]
-        columns, offsets = np.divmod(positions, np.int32(self._block_size))
-        for slots, tables in zip(self._slots, self._tables, strict=True):
-            np.multiply(tables[owners, columns], self._block_size, out=slots[: len(owners)])
-            slots[: len(owners)] += offsets
-
-    def _leave(self, begin: int, end: int) -> None:
-        """Rows whose keys and values are stored already are computed, not written."""
-        for slots in self._slots:
-            slots[begin:end] = -1
+        return self._batch(row, len(plan.sequences), len(drawing), wanted), drawing
 
     def _batch(self, rows: int, num: int, num_drawing: int, prompt_rows: Int32Array) -> Batch:
         return Batch(
@@ -137,3 +152,11 @@ class Preparer:
                 )
             ),
         )
+
+
+def slots_of(table: Int32Array, start: int, count: int, block_size: int) -> Int32Array:
+    """Slots of positions start … start + count − 1: block · block_size + offset. int32 [count]."""
+    positions = np.arange(start, start + count, dtype=np.int32)
+    slots: Int32Array = table[positions // block_size] * np.int32(block_size)
+    slots += positions % block_size
+    return slots

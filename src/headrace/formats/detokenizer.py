@@ -17,7 +17,7 @@ _UTF8 = codecs.getincrementaldecoder("utf-8")
 class Detokenizer:
     """One per output sequence. Costs about a microsecond per token; not thread-safe."""
 
-    __slots__ = ("_decoder", "_skip_special", "_strip", "_tokenizer")
+    __slots__ = ("_decoder", "_pending", "_skip_special", "_strip", "_tokenizer")
 
     def __init__(
         self, tokenizer: Tokenizer, *, skip_special: bool = True, continuation: bool = False
@@ -27,6 +27,7 @@ class Detokenizer:
         self._skip_special = skip_special
         self._strip = tokenizer.info.strip_space and not continuation
         self._decoder = _UTF8(errors="replace")
+        self._pending = False
 
     def push(self, token_id: int) -> str:
         """The text that `token_id` completes; may be empty. IndexError if it is no token."""
@@ -37,13 +38,21 @@ class Detokenizer:
         if self._strip and data:
             self._strip = False
             data = data.removeprefix(b" ")
-        return self._decoder.decode(data)
+        if not self._pending:
+            try:
+                return data.decode()  # whole characters, as nearly always
+            except UnicodeDecodeError:
+                pass
+        text = self._decoder.decode(data)
+        self._pending = bool(self._decoder.getstate()[0])
+        return text
 
     def finish(self) -> str:
         """What is left at the end: one U+FFFD for an unfinished character, else nothing."""
+        self._pending = False
         return self._decoder.decode(b"", final=True)
 
     @property
     def pending(self) -> bool:
         """True while bytes of an unfinished character wait."""
-        return bool(self._decoder.getstate()[0])
+        return self._pending

@@ -33,8 +33,9 @@ class TokenTable:
         self, header: Mapping[str, Any], offsets: np.ndarray, kinds: np.ndarray, blob: memoryview
     ) -> None:
         self.header = header
-        self._offsets = offsets
-        self._kinds = kinds
+        # As memoryviews: an element is a plain int, at a third of numpy's price.
+        self._offsets = offsets.data
+        self._kinds = kinds.data
         self._blob = blob
 
     def __len__(self) -> int:
@@ -51,16 +52,17 @@ class TokenTable:
         """True for control tokens, which decode() leaves out by default."""
         if not 0 <= token_id < len(self._kinds):
             raise IndexError(f"token id {token_id} is outside 0 … {len(self._kinds) - 1}")
-        return bool(self._kinds[token_id] == SPECIAL)
+        kind: int = self._kinds[token_id]
+        return kind == SPECIAL
 
     @property
     def max_token_bytes(self) -> int:
         """Bytes of the longest token, at least 1."""
-        return max(1, int(np.diff(self._offsets.astype(np.int64)).max(initial=0)))
+        return max(1, int(np.diff(np.asarray(self._offsets).astype(np.int64)).max(initial=0)))
 
     def special_ids(self) -> list[int]:
         """All control tokens, ascending."""
-        return [int(i) for i in np.flatnonzero(self._kinds == SPECIAL)]
+        return [int(i) for i in np.flatnonzero(np.asarray(self._kinds) == SPECIAL)]
 
 
 def pack_table(header: Mapping[str, Any], pieces: Sequence[bytes], kinds: bytes) -> bytes:

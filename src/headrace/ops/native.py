@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -111,6 +111,8 @@ class NativeModel:
         self._prompt_logits = self._view(prompt_outputs["logits"])
         self._steps = 0
         self._num_tokens = 0
+        self._batch: Batch | None = None  # the last one, and its arrays as the core takes them
+        self._arrays: tuple[Any, ...] = ()
 
     @property
     def kv_groups(self) -> tuple[KVGroupSpec, ...]:
@@ -155,17 +157,19 @@ class NativeModel:
     def run(self, batch: Batch) -> Floats:
         """See Executor. Raises UsageError naming the array and the value that does not fit;
         nothing has run then."""
-        groups = tuple((g.slots, g.block_tables, g.first_pos) for g in batch.groups)
-        try:
-            self._program.run(
+        if batch is not self._batch:  # a batch may come again with other numbers in its arrays
+            self._batch = batch
+            self._arrays = (
                 batch.tokens,
                 batch.positions,
                 batch.spans,
                 batch.context_lens,
                 batch.logit_rows,
                 batch.prompt_rows,
-                groups,
+                tuple((g.slots, g.block_tables, g.first_pos) for g in batch.groups),
             )
+        try:
+            self._program.run(*self._arrays)
         except (ValueError, TypeError) as error:
             raise UsageError(f"step: {error}.") from error
         self._steps += 1

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from headrace.engine.blocks import BlockManager, SequenceBlocks
 from headrace.engine.core import Engine
@@ -18,13 +17,8 @@ from headrace.ops.batch import Batch, Int32Array
 class _EarlySlots(Preparer):
     """A decode step's key and value go one slot too early."""
 
-    def _place(self, num: int, owners: Int32Array) -> None:
-        positions = self._positions[: len(owners)]
-        right = positions.copy()
-        alone = np.bincount(owners, minlength=num)[owners] == 1
-        positions[alone] = np.maximum(positions[alone] - 1, 0)
-        super()._place(num, owners)
-        positions[:] = right
+    def _place_one(self, row: int, sequence: Sequence, position: int) -> None:
+        super()._place_one(row, sequence, max(position - 1, 0))
 
 
 class CachePositionEngine(Engine):
@@ -37,7 +31,9 @@ class _SwappedRows(Preparer):
     def build(self, plan: Plan, prompt_rows: list[int]) -> tuple[Batch, list[Sequence]]:
         batch, drawing = super().build(plan, prompt_rows)
         if len(drawing) > 1:
-            batch.logit_rows[:2] = batch.logit_rows[1::-1].copy()
+            swapped = batch.logit_rows.copy()
+            swapped[:2] = swapped[1::-1].copy()
+            batch = replace(batch, logit_rows=swapped)
         return batch, drawing
 
 
