@@ -191,3 +191,32 @@ def test_the_reference_sees_the_quantised_weights(directory: Path) -> None:
     report = run_ladder(subject, only=lambda name: name in names)
     assert len(report.rungs) == 4
     assert report.passed, report.failed
+
+
+def test_llm_takes_the_option_and_says_what_it_did(directory: Path, tmp_path: Path) -> None:
+    from headrace.engine.llm import LLM
+    from headrace.engine.params import SamplingParams
+
+    class Notes(list[str]):
+        def note(self, text: str) -> None:
+            self.append(text)
+
+        def progress(self, what: str, done_bytes: int, total_bytes: int | None) -> None:
+            raise AssertionError("nothing is fetched")
+
+    def texts(**options: object) -> list[str]:
+        llm = LLM(directory, max_model_len=64, num_threads=1, **options)
+        params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+        return [o.outputs[0].text for o in llm.generate(["ab", "The sea"], params)]
+
+    notes = Notes()
+    plain = texts()
+    fine = texts(quantize="q8_0", progress=notes)
+    assert len(notes) == 1
+    assert "quantised at load: Q8_0 ×15; matrices" in notes[0]
+    assert texts(quantize="q8_0", weight_cache=str(tmp_path)) == fine
+    assert texts(quantize="q8_0", weight_cache=str(tmp_path)) == fine
+    assert texts(weight_cache=str(tmp_path)) == plain
+    assert len(list(tmp_path.glob("*.packed"))) == 2
+    with pytest.raises(UsageError, match="quantize = 'x' is unknown"):
+        LLM(directory, quantize="x")

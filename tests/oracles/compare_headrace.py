@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 from compare_llama_cpp import llama_cpp_deviations
+from low_bit import LowBitModel
 from recorded_models import BY_NAME, RecordedModel
 from recording import load as load_recording
 
 from headrace.formats.checkpoint import open_checkpoint
+from headrace.models.load import LoadedModel
 from headrace.models.load import load as load_program
 from headrace.ops.batch import Batch, GroupBatch
 from headrace.ops.kv import KVFormat
@@ -29,10 +31,13 @@ BLOCK_SIZE = 16
 
 
 class HeadraceModel:
-    """One model file on the native path. kv: number format of the KV cache."""
+    """One model file (or loaded model) on the native path. kv: number format of the KV cache."""
 
-    def __init__(self, target: RecordedModel, kv: str, num_ctx: int = 512) -> None:
-        program = load_program(open_checkpoint(target.path()))
+    def __init__(
+        self, target: RecordedModel | LowBitModel | LoadedModel, kv: str, num_ctx: int = 512
+    ) -> None:
+        is_loaded = isinstance(target, LoadedModel)
+        program = target if is_loaded else load_program(open_checkpoint(target.path()))
         self._model = NativeModel(
             program, max_tokens=num_ctx, max_requests=1, max_context=num_ctx, num_threads=2
         )
