@@ -6,9 +6,11 @@ projections, KV in f16; one cache for all sequences, as the fork has no other.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,13 @@ class IkLlamaCpp(GgmlMeasuring):
     """See peer.Peer."""
 
     def __init__(self) -> None:
+        # A build of one's own does not find libggml beside libllama; once loaded, it is found.
+        spec = find_spec("ik_llama_cpp")
+        if spec is not None and spec.origin is not None:
+            with contextlib.suppress(OSError):
+                ctypes.CDLL(
+                    str(Path(spec.origin).parent / "lib" / "libggml.so"), ctypes.RTLD_GLOBAL
+                )
         self._library = importlib.import_module("ik_llama_cpp._ctypes_api")
 
     def load(self, load: Load) -> dict[str, str]:
@@ -56,7 +65,7 @@ class IkLlamaCpp(GgmlMeasuring):
         self, model: Any, vocab_size: int, num_threads: int, num_sequences: int, context: int
     ) -> Stepper:
         params = self._library.llama_context_default_params()
-        params.n_ctx = num_sequences * context
+        params.n_ctx = -(-num_sequences * context // 256) * 256  # or flash attention aborts
         params.n_batch = NUM_BATCH
         params.n_ubatch = NUM_UBATCH
         params.n_seq_max = num_sequences

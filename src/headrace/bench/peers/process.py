@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -23,6 +24,8 @@ from headrace.bench.peers.peer import CannotRun, Ids, Load, Measured
 
 #: Longest wait for one answer, seconds; a load may convert a whole model.
 TIMEOUT_S = 900.0
+#: ggml would start a debugger when it aborts.
+_QUIET = {"GGML_NO_BACKTRACE": "1"}
 
 
 class WorkerFailed(Exception):
@@ -55,7 +58,7 @@ class WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**os.environ, **_import_path(), **(environment or {})},
+            env={**os.environ, **_import_path(), **_QUIET, **(environment or {})},
             bufsize=0,
         )
         self._buffer = b""
@@ -175,14 +178,24 @@ class WorkerProcess:
             code = self._child.wait()
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
         self._errors.seek(0)
-        lines = self._errors.read().decode("utf-8", "replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        last = last_words(self._errors.read().decode("utf-8", "replace"))
         said = f"; its last words: {last[:200]}" if last else ""
         return WorkerFailed(f"{self.entry.title} {how}{said}.", alive=False)
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             self._child.send_signal(number)
+
+
+def last_words(text: str) -> str:
+    """The line of a dead engine's standard error that says most: the last that sounds like a
+    failure, else the last."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for sign in ("assert", "error|exception|abort"):
+        found = [line for line in lines if re.search(sign, line, re.I)]
+        if found:
+            return found[-1]
+    return (lines or [""])[-1]
 
 
 def _import_path() -> dict[str, str]:
