@@ -83,6 +83,11 @@ def test_many_sequences_raise_the_token_budget() -> None:
         resolved(max_num_seqs=16, max_num_batched_tokens=8)
 
 
+def test_a_whole_context_in_one_step_is_at_most_what_the_core_takes() -> None:
+    with pytest.raises(UsageError, match=r'kv_allocator = "none" computes .* 1,048,576 tokens'):
+        resolved(max_context=1 << 22, kv_allocator="none", max_model_len=(1 << 20) + 1)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -96,6 +101,8 @@ def test_many_sequences_raise_the_token_budget() -> None:
         ({"kv_allocator": "slab"}, "kv_allocator = 'slab'"),
         ({"batching": "dynamic"}, "batching = 'dynamic'"),
         ({"num_threads": 0}, "num_threads = 0"),
+        ({"num_threads": 1025}, "num_threads = 1025 is out of range: an integer 1 … 1024"),
+        ({"max_num_batched_tokens": 2**20 + 1}, "max_num_batched_tokens = 1048577 is out of range"),
         ({"seed": -1}, "seed = -1"),
         ({"max_queue": 0}, "max_queue = 0"),
         ({"max_prefill_tokens": 513}, "max_prefill_tokens = 513"),

@@ -26,6 +26,9 @@ DEFAULT_MAX_MODEL_LEN = 8192
 #: Share of free memory that the KV cache may take by default. It is touched only when used.
 DEFAULT_MEMORY_SHARE = 0.5
 MAX_MODEL_LEN = 1 << 24
+#: What the native core takes (native/src/program.cpp, pool.cpp).
+MAX_BATCHED_TOKENS = 1 << 20
+MAX_THREADS = 1024
 DEBUG_VARIABLE = "HEADRACE_DEBUG_INVARIANTS"
 WEIGHT_CACHE_VARIABLE = "HEADRACE_WEIGHT_CACHE"
 
@@ -153,7 +156,9 @@ def resolve(
     max_model_len = max_model_len or whole_context
     max_num_seqs = _integer("max_num_seqs", options.max_num_seqs, 1, 65536) or 1
     allocator = _choice("kv_allocator", options.kv_allocator, Allocator)
-    batched = _integer("max_num_batched_tokens", options.max_num_batched_tokens, 1, MAX_MODEL_LEN)
+    batched = _integer(
+        "max_num_batched_tokens", options.max_num_batched_tokens, 1, MAX_BATCHED_TOKENS
+    )
     if batched is not None and batched < max_num_seqs:
         raise UsageError(
             f"max_num_batched_tokens = {batched} is below max_num_seqs = {max_num_seqs}: every "
@@ -162,6 +167,11 @@ def resolve(
     batched = batched or max(512, max_num_seqs)
     if allocator is Allocator.NONE:
         batched = max(batched, max_model_len)
+        if batched > MAX_BATCHED_TOKENS:
+            raise UsageError(
+                f'kv_allocator = "none" computes a whole context in one step, at most '
+                f"{MAX_BATCHED_TOKENS:,} tokens; max_model_len = {max_model_len} is longer."
+            )
     prefill = _integer("max_prefill_tokens", options.max_prefill_tokens, 1, batched) or batched
     block_size = _integer("block_size", options.block_size, 16, 4096) or 16
     if block_size % 16:
@@ -188,7 +198,8 @@ def resolve(
         kv_allocator=allocator,
         batching=_choice("batching", options.batching, Batching),
         pools=pools,
-        num_threads=_integer("num_threads", options.num_threads, 1, 4096) or machine.num_cpus,
+        num_threads=_integer("num_threads", options.num_threads, 1, MAX_THREADS)
+        or min(machine.num_cpus, MAX_THREADS),
         seed=_integer("seed", options.seed, 0, 2**64 - 1),
         max_queue=_integer("max_queue", options.max_queue, 1, 2**31) or 1,
         debug_invariants=machine.debug_invariants,

@@ -17,24 +17,21 @@ _UTF8 = codecs.getincrementaldecoder("utf-8")
 class Detokenizer:
     """One per output sequence. Costs about a microsecond per token; not thread-safe."""
 
-    __slots__ = ("_decoder", "_pending", "_skip_special", "_strip", "_tokenizer")
+    __slots__ = ("_bytes_of", "_decoder", "_pending", "_strip")
 
     def __init__(
         self, tokenizer: Tokenizer, *, skip_special: bool = True, continuation: bool = False
     ) -> None:
         """continuation: see Tokenizer.decode; set it when the ids continue a prompt."""
-        self._tokenizer = tokenizer
-        self._skip_special = skip_special
+        table = tokenizer.table
+        self._bytes_of = table.text_bytes if skip_special else table.token_bytes
         self._strip = tokenizer.info.strip_space and not continuation
         self._decoder = _UTF8(errors="replace")
         self._pending = False
 
     def push(self, token_id: int) -> str:
         """The text that `token_id` completes; may be empty. IndexError if it is no token."""
-        tokenizer = self._tokenizer
-        if self._skip_special and tokenizer.is_special(token_id):
-            return ""
-        data = tokenizer.token_bytes(token_id)
+        data = self._bytes_of(token_id)
         if self._strip and data:
             self._strip = False
             data = data.removeprefix(b" ")

@@ -48,6 +48,14 @@ class TokenTable:
         start, stop = self._offsets[token_id], self._offsets[token_id + 1]
         return bytes(self._blob[start:stop])
 
+    def text_bytes(self, token_id: int) -> bytes:
+        """token_bytes, but nothing for control tokens. IndexError outside 0 … len - 1."""
+        if not 0 <= token_id < len(self._kinds):
+            raise IndexError(f"token id {token_id} is outside 0 … {len(self._kinds) - 1}")
+        if self._kinds[token_id] == SPECIAL:
+            return b""
+        return bytes(self._blob[self._offsets[token_id] : self._offsets[token_id + 1]])
+
     def is_special(self, token_id: int) -> bool:
         """True for control tokens, which decode() leaves out by default."""
         if not 0 <= token_id < len(self._kinds):

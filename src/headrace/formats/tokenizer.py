@@ -162,6 +162,11 @@ class Tokenizer:
         """The bytes of one token; may be part of a character. IndexError if it is no token."""
         return self._table.token_bytes(token_id)
 
+    @property
+    def table(self) -> TokenTable:
+        """The bytes and kinds of all tokens."""
+        return self._table
+
     def token_text(self, token_id: int) -> str:
         """One token for people to read; a part of a character shows as U+FFFD."""
         return self._table.token_bytes(token_id).decode("utf-8", errors="replace")
