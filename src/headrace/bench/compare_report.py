@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.bench.compare import Comparison, Outcome, Test
+from headrace.bench.compare import DISTURBED, Comparison, Outcome, Test
 from headrace.bench.ratios import common_prefix, paired_ratio, spread
 from headrace.limits.rates import median_rates
 from headrace.limits.workloads import RunLimit
@@ -65,6 +65,7 @@ def _figures(test: Test, outcome: Outcome, ours: Outcome, limit: RunLimit) -> di
         "engine": outcome.entry.name,
         "title": outcome.entry.title,
         "rates": rates,
+        "others_cpu_share": outcome.others[test.name],
         "tok_per_s": speed.to_dict(),
         "of_bound": speed.median / (test.tokens / limit.bound_s),
         "of_serial": speed.median / (test.tokens / limit.serial_s),
@@ -116,6 +117,12 @@ def notes(report: Mapping[str, Any]) -> list[str]:
         if facts:
             lines.append(f"{engine['title']}: {'; '.join(facts)}")
     lines += [f"{m['title']}: not installed; install it with: {m['install']}" for m in c["missing"]]
+    taken = max(
+        (share for t in report["tests"] for f in t["engines"] for share in f["others_cpu_share"]),
+        default=0.0,
+    )
+    if taken > DISTURBED:
+        lines.append(f"other processes took up to {taken:.0%} of the CPUs during a measurement")
     if c["idle_cpu_s"] > 0.05:
         lines.append(f"waiting engines used {c['idle_cpu_s']} s of CPU during measurements")
     return lines
