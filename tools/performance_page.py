@@ -56,12 +56,14 @@ def _table_aims(data: Report) -> Iterator[Aim]:
             wanted = f"≥ {aim:g}×" if kind == _RATIO else f"≥ {aim:.0%}"
             found = _find(data.get(f"{part}:{model}"), test)
             measured = None if found is None else _measured(*found, kind)
-            if measured is None:
+            if found is None or measured is None:
                 yield Aim(what, title, wanted, "not measured", "", None)
                 continue
             if kind == _RATIO:
                 shown = f"{measured.median:.2f}×"
                 note = f"{measured.min:.2f} … {measured.max:.2f}"
+                theirs = statistics.median(found[1][PEER]["rates"])
+                note += f"; the bound allows {found[0]['bound_tok_per_s'] / theirs:.2f}"
             else:
                 shown = f"{measured.median:.0%}"
                 note = f"{measured.min:.0%} … {measured.max:.0%}"
@@ -144,7 +146,9 @@ def page(data: Report) -> str:
         "machine that did nothing else, model load and warm-up not included; ratios compare "
         "values measured one after",
         "the other in one interleaved run, as median (and smallest … largest) of the "
-        "repetitions. What the bound is:",
+        'repetitions. "The bound allows":',
+        "what 100 % of the bound would be at the bandwidth and peaks probed in that run. What the "
+        "bound is:",
         "[limits.md](limits.md); how each engine is driven: [bench.md](bench.md).",
         "",
         f"{len(found) - len(missed) - len(open_)} of {len(found)} aims are reached"
@@ -166,7 +170,7 @@ def page(data: Report) -> str:
 
 
 def _aim_table(found: Sequence[Aim]) -> Iterator[str]:
-    yield "| | model | aim | measured | spread or parts | |"
+    yield "| | model | aim | measured | smallest … largest, parts | |"
     yield "|---|---|---|---|---|---|"
     for a in found:
         verdict = {True: "**missed**", False: "reached", None: ""}[a.missed]
@@ -226,7 +230,6 @@ def _model_section(data: Report, model: str, title: str, missed: Sequence[Aim]) 
     if report is not None and own:
         yield ""
         yield "Missed: " + ", ".join(f"{aim.what} ({aim.shown})" for aim in own) + "."
-        yield from _ceiling(data, model)
         yield "Where the time goes:"
         yield from _op_tables(report)
 
@@ -242,19 +245,6 @@ def _test_rows(test: Report) -> Iterator[str]:
             f"{speed.median / test['bound_tok_per_s']:.0%} | "
             + (f"{ratio.median:.2f}× | {ratio.min:.2f} … {ratio.max:.2f} |" if ratio else "| |")
         )
-
-
-def _ceiling(data: Report, model: str) -> Iterator[str]:
-    """What the bound itself would give against llama.cpp in the same run: no aim above it can be
-    reached on this machine in that hour."""
-    found = _find(data.get(f"speed:{model}"), GENERATION)
-    if found is None or PEER not in found[1]:
-        return
-    rate = statistics.median(found[1][PEER]["rates"])
-    yield (
-        f"At the bandwidth probed in that run, generation at 100 % of the bound would be "
-        f"{found[0]['bound_tok_per_s'] / rate:.2f}× llama.cpp."
-    )
 
 
 def _op_tables(report: Report) -> Iterator[str]:

@@ -29,6 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from headrace.limits.machine import probe
 from performance_page import MODELS, aims, page
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -136,6 +137,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help="default: all")
     parser.add_argument("--append", action="store_true", help="keep earlier repetitions")
+    parser.add_argument(
+        "--min-read-gb-per-s", type=float, default=0.0, metavar="X",
+        help="exit status 3 at once when the machine reads slower just now",
+    )  # fmt: skip
     parser.add_argument("--page", action="store_true", help="measure nothing")
     parser.add_argument("--check", action="store_true", help="measure nothing, look at the aims")
     parser.add_argument("--data", type=Path, default=DATA)
@@ -146,6 +151,8 @@ def main() -> None:
         parser.error(f"unknown part {unknown[0]}; known: {', '.join(PARTS)}")
     data: Report = json.loads(options.data.read_text()) if options.data.exists() else {}
     if not (options.page or options.check):
+        if options.min_read_gb_per_s and probe().read_bytes_per_s < options.min_read_gb_per_s * 1e9:
+            sys.exit(3)
         for part in options.parts or PARTS:
             print(part, file=sys.stderr, flush=True)
             report = PARTS[part](part.partition(":")[2])
