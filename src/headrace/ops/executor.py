@@ -15,7 +15,7 @@ from headrace.ops.batch import Batch
 from headrace.ops.kv import KVFormat, KVGroupSpec
 
 if TYPE_CHECKING:
-    from headrace.native._core import Pool
+    from headrace.native import _core
 
 
 class Executor(Protocol):
@@ -30,7 +30,7 @@ class Executor(Protocol):
         ...
 
     @property
-    def pool(self) -> Pool | None:
+    def pool(self) -> _core.Pool | None:
         """Workers of the native core that may share other work between steps; None: there are
         none."""
         ...

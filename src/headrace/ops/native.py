@@ -28,7 +28,7 @@ from headrace.ops.record import record
 from headrace.ops.recording import Op, Recording, Value
 
 if TYPE_CHECKING:
-    from headrace.native._core import Pool
+    from headrace.native import _core
 
 Floats = npt.NDArray[np.float32]
 
@@ -123,7 +123,7 @@ class NativeModel:
         return self._vocab_size
 
     @property
-    def pool(self) -> Pool:
+    def pool(self) -> _core.Pool:
         """See Executor."""
         return self._program.pool
 
