@@ -220,3 +220,25 @@ def test_llm_takes_the_option_and_says_what_it_did(directory: Path, tmp_path: Pa
     assert len(list(tmp_path.glob("*.packed"))) == 2
     with pytest.raises(UsageError, match="quantize = 'x' is unknown"):
         LLM(directory, quantize="x")
+
+
+def test_a_file_replaced_in_place_is_never_served_from_the_cache(tmp_path: Path) -> None:
+    """Same size, even the same time of change: the samples of the weights tell."""
+    import os
+
+    from headrace.engine.llm import LLM
+    from headrace.engine.params import SamplingParams
+
+    def text(**options: object) -> str:
+        llm = LLM(tmp_path / "hf", max_model_len=64, num_threads=1, quantize="q4_0", **options)
+        params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+        return llm.generate("ab", params)[0].outputs[0].text
+
+    cached = {"weight_cache": str(tmp_path / "packed")}
+    file = tmp_path / "hf" / "model.safetensors"
+    tiny_models.build("llama-256", tmp_path / "hf", seed=0)
+    before, status = text(**cached), file.stat()
+    tiny_models.build("llama-256", tmp_path / "hf", seed=1)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert file.stat().st_size == status.st_size
+    assert text(**cached) == text() != before
