@@ -71,19 +71,12 @@ SMALL = ("-p", "40", "-n", "6", "-r", "2", "--offline")
 
 @pytest.mark.models
 def test_run_measures_next_to_limits() -> None:
-    result = bench(
-        "run", "smollm2-135m", *SMALL, "-npl", "1,3", "-d", "0,50", "-t", "2,1", "-o", "json"
-    )
+    result = bench("run", "smollm2-135m", *SMALL, "-npl", "1,3", "-o", "json")
     assert result.returncode == 0, result.stderr
     data = json.loads(result.stdout)
-    names = ("threads", "test", "batch", "depth")
-    assert [tuple(row[name] for name in names) for row in data["rows"]] == [
-        (threads, test, batch, depth)
-        for threads in (2, 1)
-        for batch, tests in ((1, ("pp40", "tg6")), (3, ("pp40+tg6", "pp40", "tg6")))
-        for depth in (0, 50)
-        for test in tests
-    ]
+    assert [(row["test"], row["batch"]) for row in data["rows"]] == [
+        ("pp40", 1), ("tg6", 1), ("pp40+tg6", 3), ("pp40", 3), ("tg6", 3),
+    ]  # fmt: skip
     for row in data["rows"]:
         rate = row["tok_per_s"]
         assert 0 < rate["min"] <= rate["median"] <= rate["max"]
@@ -93,10 +86,9 @@ def test_run_measures_next_to_limits() -> None:
     probe = data["probe"]
     assert probe["num_probes"] == 3  # before each repetition, and after the last
     assert all(probe[name] > 0 for name in ("read_gb_per_s", "int8_gop_per_s"))
-    assert [check["threads"] for check in data["checks"]] == [2, 1]
-    for check in data["checks"]:
-        assert check["passed"]
-        assert check["rungs"][-1]["name"] == "alone = batch of 3"
+    [check] = data["checks"]
+    assert check["passed"]
+    assert check["rungs"][-1]["name"] == "alone = batch of 3"
     conditions = data["conditions"]
     for name in (
         "date", "cpu", "cpus", "platform", "headrace", "numerics_id", "model", "weights",
@@ -109,26 +101,8 @@ def test_run_measures_next_to_limits() -> None:
 
 
 @pytest.mark.models
-def test_run_takes_other_configurations_and_prints_ops() -> None:
-    result = bench(
-        "run", "smollm2-135m", "-p", "20", "-n", "3", "-r", "1", "-t", "2", "--ops", "-o", "json",
-        "--isa", "avx2", "--kv-cache-dtype", "f32", "--offline",
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    data = json.loads(result.stdout)
-    assert [(row["test"], row["threads"]) for row in data["rows"]] == [("pp20", 2), ("tg3", 2)]
-    assert data["probe"]["isa"] == data["conditions"]["isa"] == "avx2"
-    assert data["conditions"]["kv_format"] == "f32"
-    assert len(data["ops"]) == 2
-    for table in data["ops"]:
-        assert sum(op["share"] for op in table["ops"]) == pytest.approx(1.0)
-        assert any(op["op"] == "matmul Q4_1" and op["gop_per_s"] > 0 for op in table["ops"])
-
-
-@pytest.mark.models
-@pytest.mark.parametrize("fault", ["cache-position", "row-swap"])
-def test_run_prints_no_speed_where_a_fault_is_planted(fault: str) -> None:
-    result = bench("run", "smollm2-135m", *SMALL, "-npl", "2", "--inject", fault, "-o", "json")
+def test_run_prints_no_speed_where_a_fault_is_planted() -> None:
+    result = bench("run", "smollm2-135m", *SMALL, "--inject", "cache-position", "-o", "json")
     assert result.returncode == 1
     assert result.stdout == ""
     assert "No speed is printed, because this configuration computes wrong: failed" in result.stderr
