@@ -30,7 +30,7 @@ def test_threads_cases_probes_and_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     # Probing with the real buffer takes most of the time of this test.
     monkeypatch.setattr("headrace.limits.machine.CACHE_MULTIPLE", 1)
     isa = core().available_isas()[0]
-    plan = Plan((24,), (4,), (0, 9), (1, 2), repetitions=2)
+    plan = Plan((24,), (4,), (9,), (1, 2), repetitions=2)
     notices: list[str] = []
     result = run_bench(tiny(), plan, Settings((2, 1, 2), "f32", isa, ops=True), notices.append)
     data = to_dict(result)
@@ -39,7 +39,7 @@ def test_threads_cases_probes_and_ops(monkeypatch: pytest.MonkeyPatch) -> None:
         (threads, test, batch, depth)
         for threads in (2, 1)
         for batch, tests in ((1, ("pp24", "tg4")), (2, ("pp24+tg4", "pp24", "tg4")))
-        for depth in (0, 9)
+        for depth in (9,)
         for test in tests
     ]
     assert all(len(row["values"]) == 2 for row in data["rows"])
@@ -50,8 +50,8 @@ def test_threads_cases_probes_and_ops(monkeypatch: pytest.MonkeyPatch) -> None:
         assert check["passed"]
         assert check["conditions"]["isa"] == isa
         assert check["conditions"]["kv_format"] == "f32"
-    # A prompt and a decode step for each of two single and two batch cases, two thread counts.
-    assert len(data["ops"]) == 2 * (2 * 2 + 2 * 2)
+    # A prompt, a decode step, and both for the batch; two thread counts.
+    assert len(data["ops"]) == 2 * 4
     for table in data["ops"]:
         assert sum(op["share"] for op in table["ops"]) == pytest.approx(1.0)
     conditions = data["conditions"]
@@ -65,8 +65,11 @@ def test_threads_cases_probes_and_ops(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_does_not_fit_is_refused_before_anything_runs() -> None:
     notices: list[str] = []
-    with pytest.raises(UsageError, match=r"pp600 needs a context of 601 tokens, and .* has 512"):
-        run_bench(tiny(), Plan((600,), (0,)), Settings(), notices.append)
+    most = tiny().program.max_context
+    with pytest.raises(
+        UsageError, match=rf"needs a context of {most + 1} tokens, .* has {most}\.$"
+    ):
+        run_bench(tiny(), Plan((most,), (0,)), Settings(), notices.append)
     with pytest.raises(CapacityError, match=r"^8 sequences of \d+ tokens need .* lower -npl"):
         run_bench(
             tiny(), Plan((100,), (4,), batches=(8,)), Settings(kv_cache_memory="64KiB"),

@@ -66,6 +66,7 @@ def bench_run(
                      help="Plant a fault of `headrace verify`; the check must then refuse."),
     ] = None,
     offline: o.Offline = False,
+    as_json: o.AsJson = False,
 ) -> None:  # fmt: skip
     """Measure a model: PP, TG, TTFT, TPOT and batch throughput, each next to its limit.
 
@@ -74,6 +75,7 @@ def bench_run(
     """
     from headrace.bench.cases import Plan, numbers
 
+    output = "json" if as_json else output
     if output not in (outputs_known := ("table", "md", "csv", "json")):
         raise UsageError(f"--output must be one of {', '.join(outputs_known)}, not {output!r}.")
     plan = Plan(
