@@ -101,7 +101,7 @@ def instrumented(llm: LLM) -> Iterator[Clock]:
         (engine.scheduler, "schedule"): "schedule",
         (engine._preparer, "build"): "prepare",
         (executor, "run"): "run",
-        (engine, "_draw_tokens"): "draw",
+        (engine._drawing, "_draw_tokens"): "draw",
         (engine, "step"): "commit",
     }
     for (owner, name), part in timed.items():

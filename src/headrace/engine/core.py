@@ -14,15 +14,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
 
 from headrace.engine import sampler
 from headrace.engine.admission import Vocabulary, check_request, max_num_tokens, seed_of
 from headrace.engine.blocks import BlockManager, ContiguousBlockManager, KVUsage
 from headrace.engine.config import Allocator, EngineConfig
+from headrace.engine.drawing import Drawing
 from headrace.engine.generation import Generation, Request, generation_of
 from headrace.engine.history import Histories
 from headrace.engine.invariants import check_invariants
@@ -31,33 +28,9 @@ from headrace.engine.params import SamplingParams
 from headrace.engine.prepare import Preparer
 from headrace.engine.request import FinishReason, Sequence, Status
 from headrace.engine.scheduler import Plan, Scheduler, StepBudget
-from headrace.engine.scoring import PromptScorer
+from headrace.engine.scoring import Logits, Observer, PromptScorer, RowScorer
 from headrace.errors import CapacityError
-from headrace.ops.batch import Batch
 from headrace.ops.executor import Executor
-
-Logits = npt.NDArray[np.float32]
-
-
-class RowScorer(Protocol):
-    """Which rows of a step need logits besides those that draw, and what becomes of them."""
-
-    def rows(self, plan: Plan) -> list[int]:
-        """Rows of the step, ascending; asked before the step."""
-        ...
-
-    def score(self, plan: Plan, batch: Batch) -> list[Sequence]:
-        """Called after the step, before it is committed; the sequences whose rows failed."""
-        ...
-
-
-class Observer(RowScorer, Protocol):
-    """Takes the place of prompt logprobs and sees every row that a token is drawn from; changes
-    nothing (`verify` compares bits through it)."""
-
-    def drawn_from(self, sequence: Sequence, logits: Logits) -> None:
-        """logits: float32 [V] of the sequence's newest token, valid during the call."""
-        ...
 
 
 class Engine:
@@ -66,8 +39,9 @@ class Engine:
     executor: already bound to weights; gets its KV memory here. observer: see Observer.
     """
 
-    #: What builds batches and gives out blocks; `verify` plants faults by putting others here.
+    #: What builds batches, draws and gives out blocks; `verify` plants faults by others.
     preparer_type: type[Preparer] = Preparer
+    drawing_type: type[Drawing] = Drawing
     manager_type: type[BlockManager] = BlockManager
 
     def __init__(
@@ -101,7 +75,7 @@ class Engine:
             max_seqs=config.max_num_seqs,
             max_columns=self.manager.max_columns,
         )
-        self._observer = observer
+        self._drawing = self.drawing_type(executor, vocabulary, self.scheduler, observer)
         self._scorer: RowScorer = observer or PromptScorer(executor, vocabulary.num_ids)
         self._num_scored = 0 if observer is None else 1  # requests whose prompt rows are wanted
         self._requests: dict[int, Request] = {}
@@ -287,107 +261,13 @@ class Engine:
                 self.manager.trim(sequence.blocks, computed)
 
     def _draw(self, drawing: list[Sequence], logits: Logits) -> list[Delta]:
-        """Draws the next token of every sequence whose last token was just computed; the samples
-        of a request all draw their first token from the same row, then fork."""
-        rows: list[int] = []
-        generations: list[Generation] = []
-        forking: list[Sequence] = []
-        for row, sequence in enumerate(drawing):
-            if sequence.status is not Status.RUNNING:
-                continue  # it failed in this step
-            if self._observer is not None:
-                self._observer.drawn_from(sequence, logits[row])
-            generation = sequence.generation
-            assert generation is not None
-            if sequence.num_slots == 1:
-                generations.append(generation)
-                rows.append(row)
-            else:
-                self._add_siblings(generation)
-                generations += generation.request.generations
-                rows += [row] * sequence.num_slots
-                forking.append(sequence)
-        if len(rows) != len(drawing):
-            logits = logits[rows]
-        deltas = self._accept_all(generations, logits)
-        for sequence in forking:
-            if sequence.status is Status.RUNNING:
-                self._fork(sequence)
+        """A token for every sequence whose last token was just computed; ends those that ended."""
+        generations, deltas = self._drawing.draw(drawing, logits)
         for generation in generations:
             if generation.finish_reason is not None:
                 self._retire(generation)
                 self._close_if_done(generation.request)
         return deltas
-
-    def _draw_positions(self, generations: list[Generation]) -> list[int]:
-        """Absolute positions of the tokens to draw: with the seed, what the noise depends on."""
-        return [len(g.sequence.tokens) for g in generations]
-
-    def _draw_tokens(self, generations: list[Generation], logits: Logits) -> list[sampler.Drawn]:
-        return sampler.draw(
-            logits,
-            [g.sampler_state for g in generations],
-            self._draw_positions(generations),
-            self.vocabulary.num_ids,
-            self._executor.pool,
-        )
-
-    def _accept_all(self, generations: list[Generation], logits: Logits) -> list[Delta]:
-        if not generations:
-            return []
-        try:
-            draws = self._draw_tokens(generations, logits)
-        except Exception as error:
-            return [g.end(FinishReason.ERROR, f"Sampling failed: {error!r}") for g in generations]
-        now = time.monotonic()
-        deltas = []
-        for generation, drawn in zip(generations, draws, strict=True):
-            request = generation.request
-            if request.first_token_s is None:
-                request.first_token_s = now
-            try:
-                delta = generation.accept(drawn)
-            except Exception as error:  # a detokenizer's trouble with one text stays with it
-                what = f"The text could not be extended: {error}"
-                delta = generation.end(FinishReason.ERROR, what)
-            deltas.append(delta)
-        return deltas
-
-    def _add_siblings(self, first: Generation) -> None:
-        """Samples 1 … n−1 of a request, still without blocks and outside the scheduler."""
-        request = first.request
-        parent = first.sequence
-        for index in range(1, request.params.n):
-            sequence = Sequence(
-                (request.request_id, index),
-                list(parent.tokens),
-                parent.max_num_tokens,
-                num_prompt_tokens=parent.num_prompt_tokens,
-            )
-            state = first.sampler_state.fork(index)
-            stream = self.vocabulary.stream(request.params)
-            request.generations.append(Generation(request, index, sequence, state, stream))
-
-    def _fork(self, parent: Sequence) -> None:
-        """Lets the siblings that still run share the parent's blocks (or queues them, when the
-        contiguous allocator has no room; they then compute the prompt themselves)."""
-        assert parent.blocks is not None
-        parent.num_slots = 1
-        for generation in generation_of(parent).request.generations[1:]:
-            sequence = generation.sequence
-            if generation.finish_reason is not None:
-                continue
-            computed = parent.num_computed_tokens
-            longest = sequence.max_num_positions
-            if self._whole_history:
-                sequence.blocks = self.manager.open(longest)
-            else:
-                sequence.blocks = self.manager.fork(parent.blocks, computed, longest)
-            if sequence.blocks is None:
-                self.scheduler.add(sequence)
-                continue
-            sequence.num_computed_tokens = sequence.num_stored_tokens = computed
-            self.scheduler.add_running(sequence)
 
     def _settle(self) -> None:
         """no_cache: throws the step's blocks away; the next step starts from position 0 again."""

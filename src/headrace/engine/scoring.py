@@ -7,6 +7,8 @@ were already scored are not scored again.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import numpy.typing as npt
 
@@ -17,7 +19,30 @@ from headrace.engine.scheduler import Plan
 from headrace.ops.batch import Batch
 from headrace.ops.executor import Executor
 
+Logits = npt.NDArray[np.float32]
+
 ROWS_PER_CALL = 8
+
+
+class RowScorer(Protocol):
+    """Which rows of a step need logits besides those that draw, and what becomes of them."""
+
+    def rows(self, plan: Plan) -> list[int]:
+        """Rows of the step, ascending; asked before the step."""
+        ...
+
+    def score(self, plan: Plan, batch: Batch) -> list[Sequence]:
+        """Called after the step, before it is committed; the sequences whose rows failed."""
+        ...
+
+
+class Observer(RowScorer, Protocol):
+    """Takes the place of prompt logprobs and sees every row that a token is drawn from; changes
+    nothing (`verify` compares bits through it)."""
+
+    def drawn_from(self, sequence: Sequence, logits: Logits) -> None:
+        """logits: float32 [V] of the sequence's newest token, valid during the call."""
+        ...
 
 
 class PromptScorer:
@@ -60,9 +85,7 @@ class PromptScorer:
         assert done == len(wanted), "prompt rows are missing"
         return failed
 
-    def _score_rows(
-        self, logits: npt.NDArray[np.float32], part: list[tuple[Sequence, int]]
-    ) -> list[Sequence]:
+    def _score_rows(self, logits: Logits, part: list[tuple[Sequence, int]]) -> list[Sequence]:
         requests = [_request(sequence) for sequence, _ in part]
         tokens = [sequence.tokens[position + 1] for sequence, position in part]
         num_top = max(request.params.prompt_logprobs or 0 for request in requests)

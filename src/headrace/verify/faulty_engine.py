@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.engine.blocks import BlockManager, SequenceBlocks
 from headrace.engine.core import Engine
+from headrace.engine.drawing import Drawing
 from headrace.engine.generation import Generation
 from headrace.engine.prepare import Preparer
 from headrace.engine.request import Sequence
@@ -101,8 +102,12 @@ class DroppedChunkEngine(Engine):
                 sequence.num_stored_tokens = sequence.num_computed_tokens
 
 
-class NoiseKeyEngine(Engine):
+class _RowKeys(Drawing):
     """The sampler's noise is keyed with a sample's row in the batch."""
 
     def _draw_positions(self, generations: list[Generation]) -> list[int]:
         return list(range(len(generations)))
+
+
+class NoiseKeyEngine(Engine):
+    drawing_type = _RowKeys

@@ -1,0 +1,135 @@
+"""Drawing: from the logits of a step to tokens in the outputs.
+
+    logits [n, V] ─ sampler ─▶ token per row ─ Generation.accept ─▶ text, stops, Delta
+
+Knows requests and their samples; the scheduler only where a request with several samples forks.
+"""
+
+from __future__ import annotations
+
+import time
+
+from headrace.engine import sampler
+from headrace.engine.admission import Vocabulary
+from headrace.engine.generation import Generation, generation_of
+from headrace.engine.outputs import Delta
+from headrace.engine.request import FinishReason, Sequence, Status
+from headrace.engine.scheduler import Scheduler
+from headrace.engine.scoring import Logits, Observer
+from headrace.ops.executor import Executor
+
+
+class Drawing:
+    """One per engine. executor: lends its workers. observer: sees every row drawn from."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        vocabulary: Vocabulary,
+        scheduler: Scheduler,
+        observer: Observer | None,
+    ) -> None:
+        self._executor = executor
+        self._vocabulary = vocabulary
+        self._scheduler = scheduler
+        self._observer = observer
+
+    def draw(self, drawing: list[Sequence], logits: Logits) -> tuple[list[Generation], list[Delta]]:
+        """Draws the next token of every sequence; the samples of a request all draw their first
+        token from the same row, then fork. The generations that drew (some may have ended; the
+        caller takes them out), and their deltas."""
+        rows: list[int] = []
+        generations: list[Generation] = []
+        forking: list[Sequence] = []
+        for row, sequence in enumerate(drawing):
+            if sequence.status is not Status.RUNNING:
+                continue  # it failed in this step
+            if self._observer is not None:
+                self._observer.drawn_from(sequence, logits[row])
+            generation = sequence.generation
+            assert generation is not None
+            if sequence.num_slots == 1:
+                generations.append(generation)
+                rows.append(row)
+            else:
+                self._add_siblings(generation)
+                generations += generation.request.generations
+                rows += [row] * sequence.num_slots
+                forking.append(sequence)
+        if len(rows) != len(drawing):
+            logits = logits[rows]
+        deltas = self._accept_all(generations, logits)
+        for sequence in forking:
+            if sequence.status is Status.RUNNING:
+                self._fork(sequence)
+        return generations, deltas
+
+    def _draw_positions(self, generations: list[Generation]) -> list[int]:
+        """Absolute positions of the tokens to draw: with the seed, what the noise depends on."""
+        return [len(g.sequence.tokens) for g in generations]
+
+    def _draw_tokens(self, generations: list[Generation], logits: Logits) -> list[sampler.Drawn]:
+        return sampler.draw(
+            logits,
+            [g.sampler_state for g in generations],
+            self._draw_positions(generations),
+            self._vocabulary.num_ids,
+            self._executor.pool,
+        )
+
+    def _accept_all(self, generations: list[Generation], logits: Logits) -> list[Delta]:
+        if not generations:
+            return []
+        try:
+            draws = self._draw_tokens(generations, logits)
+        except Exception as error:
+            return [g.end(FinishReason.ERROR, f"Sampling failed: {error!r}") for g in generations]
+        now = time.monotonic()
+        deltas = []
+        for generation, drawn in zip(generations, draws, strict=True):
+            request = generation.request
+            if request.first_token_s is None:
+                request.first_token_s = now
+            try:
+                delta = generation.accept(drawn)
+            except Exception as error:  # a detokenizer's trouble with one text stays with it
+                what = f"The text could not be extended: {error}"
+                delta = generation.end(FinishReason.ERROR, what)
+            deltas.append(delta)
+        return deltas
+
+    def _add_siblings(self, first: Generation) -> None:
+        """Samples 1 … n−1 of a request, still without blocks and outside the scheduler."""
+        request = first.request
+        parent = first.sequence
+        for index in range(1, request.params.n):
+            sequence = Sequence(
+                (request.request_id, index),
+                list(parent.tokens),
+                parent.max_num_tokens,
+                num_prompt_tokens=parent.num_prompt_tokens,
+            )
+            state = first.sampler_state.fork(index)
+            stream = self._vocabulary.stream(request.params)
+            request.generations.append(Generation(request, index, sequence, state, stream))
+
+    def _fork(self, parent: Sequence) -> None:
+        """Lets the siblings that still run share the parent's blocks (or queues them, when the
+        contiguous allocator has no room; they then compute the prompt themselves)."""
+        assert parent.blocks is not None
+        parent.num_slots = 1
+        for generation in generation_of(parent).request.generations[1:]:
+            sequence = generation.sequence
+            if generation.finish_reason is not None:
+                continue
+            computed = parent.num_computed_tokens
+            longest = sequence.max_num_positions
+            if self._scheduler.budget.whole_history:
+                sequence.blocks = self._scheduler.manager.open(longest)
+            else:
+                sequence.blocks = self._scheduler.manager.fork(parent.blocks, computed, longest)
+            if sequence.blocks is None:
+                self._scheduler.add(sequence)
+                continue
+            sequence.num_computed_tokens = sequence.num_stored_tokens = computed
+            self._scheduler.add_running(sequence)
