@@ -52,7 +52,7 @@ class NativeModel:
     memory, for `trace_step`. fusion=False: one kernel per op; the same bits, for comparison (keep
     implies it). weights: packed by another NativeModel of the same model. pack: packs the
     weights (ops/weight_cache.py) instead of ops.packed.pack_all. edit: changes recorded ops one by
-    one before fusion (`verify` plants its faults so).
+    one before fusion, edit_fused: records after it (`verify` plants its faults so).
     Raises ModelFileError for a model the native path cannot run, UsageError for a bad parameter,
     NativeError where this machine cannot run the core.
     """
@@ -71,6 +71,7 @@ class NativeModel:
         weights: PackedWeights | None = None,
         pack: Packer | None = None,
         edit: Callable[[Op], Op] | None = None,
+        edit_fused: Callable[[Op], Op] | None = None,
     ) -> None:
         threads = len(os.sched_getaffinity(0)) if num_threads is None else num_threads
         context = program.max_context if max_context is None else max_context
@@ -101,6 +102,8 @@ class NativeModel:
             lambda name: activation_kind(tensors[name]),
             fusion=fusion and not keep,
         )
+        if edit_fused is not None:
+            self.fused = self.fused.edited(edit_fused)
         self._lowering = Lowering(
             self.fused, self.weights, self._kv_groups, core_program, context, keep=keep
         )
@@ -126,6 +129,11 @@ class NativeModel:
     def pool(self) -> _core.Pool:
         """See Executor."""
         return self._program.pool
+
+    @property
+    def num_fused(self) -> int:
+        """Records of the step that stand for several ops each."""
+        return sum(len(op.parts) > 1 for op in self.fused.segments[0])
 
     @property
     def isa(self) -> str:

@@ -211,6 +211,24 @@ def isas(subject: Subject) -> RungResult:
     return RungResult.judge("instruction sets agree", error, events, ", ".join(levels))
 
 
+def fused(subject: Subject) -> RungResult:
+    """Fused records = one kernel per op, for a prompt in one step and in small ones, and for single
+    tokens, of which workers share a row."""
+    text = subject.workload.shorts[-1]
+    error, records = 0.0, 0
+    for chunk in (len(text), 7):
+        runs = []
+        for fusion in (True, False):
+            model = subject.model(chunk, fusion=fusion)
+            records += model.num_fused
+            engine = subject.engine(
+                range(len(text)), model=model, max_num_batched_tokens=chunk, max_num_seqs=1
+            )
+            runs.append(run_requests(*engine, [text]).rows)
+        error = max(error, difference(runs[1], runs[0]))
+    return RungResult.judge("fused = unfused", error, records, f"{records // 2} fused records")
+
+
 def _on(subject: Subject, **options: int | str) -> Rows:
     """The first tiles and segments of the long text on a model with other options."""
     text = subject.workload.text[: SEGMENT + 3 * subject.block_size]
@@ -255,4 +273,5 @@ EXACT_RUNGS: Mapping[str, Rung] = {
     "continuous = static": static,
     "one thread = n": threads,
     "instruction sets agree": isas,
+    "fused = unfused": fused,
 }

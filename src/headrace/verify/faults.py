@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 
 from headrace.engine.core import Engine
 from headrace.errors import UsageError
+from headrace.ops.contract import Rows
 from headrace.ops.program import Program
 from headrace.ops.record import record
-from headrace.ops.recording import Attend, Op, Rope
+from headrace.ops.recording import Attend, LayerNorm, Op, Prepare, RmsNorm, Rope, RowWise
 from headrace.verify import faulty_engine as fe
 
 #: Says why a fault cannot exist in a model; None = it can.
@@ -25,12 +26,14 @@ Refusal = Callable[[Program], str | None]
 @dataclass(frozen=True, slots=True)
 class Fault:
     """name: as `--inject` takes it. symptom: how a user would notice. edit: changes recorded ops of
-    the native program. engine: the engine class with the fault. needs_reference: every native path
-    has the fault alike, so only the comparison with torch can show it."""
+    the native program. edit_fused: changes records that fusion made. engine: the engine class with
+    the fault. needs_reference: every native path has the fault alike, so only the comparison with
+    torch can show it."""
 
     name: str
     symptom: str
     edit: Callable[[Op], Op] | None = None
+    edit_fused: Callable[[Op], Op] | None = None
     engine: type[Engine] = Engine
     needs_reference: bool = False
     refusal: Refusal = lambda program: None
@@ -46,6 +49,16 @@ def _see_one_more(op: Op) -> Op:
 
 def _read_next_head(op: Op) -> Op:
     return replace(op, head_shift=1) if isinstance(op, Attend) else op
+
+
+def _prepare_before_norm(op: Op) -> Op:
+    """The record in front of the output head prepares its row before the norm, not after it."""
+    if not isinstance(op, RowWise) or op.rows is Rows.TOKENS or len(op.parts) < 2:
+        return op
+    norm, last = op.parts[-2:]
+    if isinstance(norm, RmsNorm | LayerNorm) and isinstance(last, Prepare):
+        return replace(op, fused=(*op.parts[:-1], replace(last, x=norm.x)))
+    return op
 
 
 def _widen_window(op: Op) -> Op:
@@ -128,6 +141,12 @@ FAULTS: Mapping[str, Fault] = {
             "wrong once a text is longer than the window: queries see one position beyond it",
             edit=_widen_window,
             refusal=_without_window,
+        ),
+        Fault(
+            "skipped-norm",
+            "the right words with the wrong probabilities, until fusion is switched off: the fused "
+            "record before the output head rounds the row from before its norm",
+            edit_fused=_prepare_before_norm,
         ),
         Fault(
             "noise-key",

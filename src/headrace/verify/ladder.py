@@ -35,6 +35,8 @@ SYMPTOMS: Mapping[str, str] = {
     "continuous = static": "the order of admission matters: look at the order of rows",
     "one thread = n": "threads change bits: they share a reduction, or race",
     "instruction sets agree": "one instruction-set level computes something else",
+    "fused = unfused": "a record that stands for several ops computes something else than they do: "
+    "look at the rules of fusion, at what a record keeps local, and at missing barriers",
     "native = reference": "every native path agrees on something wrong: look at head maps, masks, "
     "RoPE and norms; the op-by-op rung names the op",
     "op by op": "the op named computes something else than its definition",

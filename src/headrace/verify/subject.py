@@ -108,6 +108,7 @@ class Subject:
             max_context=self.max_model_len,
             weights=self.weights,
             edit=self.fault.edit,
+            edit_fused=self.fault.edit_fused,
             **chosen,
         )
         self.weights = model.weights

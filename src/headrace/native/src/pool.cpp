@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
 #include <stdexcept>
 #include <string>
@@ -13,19 +14,20 @@ namespace {
 constexpr int kSpins = 200;
 // Then others that want the core get it meanwhile; looks at the clock are that far apart.
 constexpr int kYieldsPerLook = 8;
+constexpr std::chrono::nanoseconds kLeastPatience{10000};
 constexpr int kMaxWorkers = 1024;
 }  // namespace
 
 template <class Ready>
-void WaitingRoom::wait(const Ready& ready) {
+bool WaitingRoom::wait(const Ready& ready, std::chrono::nanoseconds patience) {
   for (int i = 0; i < kSpins; ++i) {
-    if (ready()) return;
+    if (ready()) return true;
     _mm_pause();
   }
-  const auto end = std::chrono::steady_clock::now() + patience_;
+  const auto end = std::chrono::steady_clock::now() + patience;
   do {
     for (int i = 0; i < kYieldsPerLook; ++i) {
-      if (ready()) return;
+      if (ready()) return true;
       sched_yield();
     }
   } while (std::chrono::steady_clock::now() < end);
@@ -36,6 +38,7 @@ void WaitingRoom::wait(const Ready& ready) {
     calls_.wait(calls, std::memory_order_seq_cst);
   }
   sleepers_.fetch_sub(1, std::memory_order_relaxed);
+  return false;
 }
 
 void WaitingRoom::wake_all() {
@@ -56,7 +59,11 @@ void Barrier::wait() {
     const auto arrived = [&] {
       return static_cast<int32_t>(theirs.load(std::memory_order_seq_cst) - arrival) >= 0;
     };
-    if (!arrived()) meeting_.room.wait(arrived);
+    if (arrived()) continue;
+    if (meeting_.room.wait(arrived, patience_))
+      patience_ = std::min(most_patience_, patience_ + patience_ / 8);
+    else
+      patience_ = std::max(std::min(most_patience_, kLeastPatience), patience_ / 2);
   }
 }
 
@@ -71,7 +78,7 @@ Pool::Pool(int count, std::chrono::microseconds patience)
 void Pool::start() {
   state_ = std::make_unique<State>(count_, patience_);
   owner_ = getpid();
-  for (int i = 1; i < count_; ++i) state_->threads.emplace_back(work, state_.get(), i);
+  for (int i = 1; i < count_; ++i) state_->threads.emplace_back(work, state_.get(), i, patience_);
 }
 
 Pool::~Pool() {
@@ -99,9 +106,8 @@ void Pool::run_erased(Entry entry, void* context) {
     state.epoch.fetch_add(1, std::memory_order_seq_cst);
     state.meeting.room.wake();
   }
-  Barrier barrier(state.meeting, 0);
-  entry(context, 0, barrier);
-  barrier.wait();  // nobody still works, and the job may be changed
+  entry(context, 0, state.caller);
+  state.caller.wait();  // nobody still works, and the job may be changed
 }
 
 uint64_t Pool::meet(int64_t rounds, uint32_t max_pauses) {
@@ -120,11 +126,12 @@ uint64_t Pool::meet(int64_t rounds, uint32_t max_pauses) {
   return sum;
 }
 
-void Pool::work(State* state, int index) {
+void Pool::work(State* state, int index, std::chrono::microseconds patience) {
   FlushDenormals flush;
-  Barrier barrier(state->meeting, index);
+  Barrier barrier(state->meeting, index, patience);
   for (uint32_t epoch = 0;; ++epoch) {
-    state->meeting.room.wait([&] { return state->epoch.load(std::memory_order_seq_cst) != epoch; });
+    state->meeting.room.wait([&] { return state->epoch.load(std::memory_order_seq_cst) != epoch; },
+                             patience);
     if (state->stop) return;
     state->entry(state->context, index, barrier);
     barrier.wait();

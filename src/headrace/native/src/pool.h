@@ -36,10 +36,10 @@ class FlushDenormals {
 // something that another may wait for calls wake().
 class WaitingRoom {
  public:
-  explicit WaitingRoom(std::chrono::microseconds patience) : patience_(patience) {}
-  // Returns once ready() is true. `ready` reads atomics whose writers call wake() afterwards.
+  // Returns once ready() is true, and whether it took no sleep. `ready` reads atomics whose writers
+  // call wake() afterwards. patience: before sleep.
   template <class Ready>
-  void wait(const Ready& ready);
+  bool wait(const Ready& ready, std::chrono::nanoseconds patience);
   void wake() {
     // Sequentially consistent, as is the writer's store before: that store must not be passed by
     // this look at the sleepers, or a worker that is just lying down is never woken.
@@ -48,7 +48,6 @@ class WaitingRoom {
 
  private:
   void wake_all();
-  const std::chrono::microseconds patience_;  // before sleep
   alignas(64) std::atomic<uint32_t> sleepers_{0};
   alignas(64) std::atomic<uint32_t> calls_{0};  // bumped to wake
 };
@@ -60,23 +59,26 @@ struct Meeting {
   struct alignas(64) Place {
     std::atomic<uint32_t> arrivals{0};
   };
-  Meeting(int count, std::chrono::microseconds patience)
-      : count(count), places(new Place[static_cast<size_t>(count)]), room(patience) {}
+  explicit Meeting(int count) : count(count), places(new Place[static_cast<size_t>(count)]) {}
   const int count;
   const std::unique_ptr<Place[]> places;
   WaitingRoom room;
 };
 
 // One worker's side of the meetings: all workers meet in wait(); writes before it are seen by
-// everyone after it.
+// everyone after it. Whoever had to sleep will be less patient the next times: where threads
+// outnumber cores, the one waited for may need this very core.
 class Barrier {
  public:
-  Barrier(Meeting& meeting, int index) : meeting_(meeting), index_(index) {}
+  Barrier(Meeting& meeting, int index, std::chrono::nanoseconds patience)
+      : meeting_(meeting), index_(index), most_patience_(patience), patience_(patience) {}
   void wait();
 
  private:
   Meeting& meeting_;
   const int index_;
+  const std::chrono::nanoseconds most_patience_;
+  std::chrono::nanoseconds patience_;
 };
 
 class Pool {
@@ -111,8 +113,10 @@ class Pool {
  private:
   using Entry = void (*)(void* context, int index, Barrier& barrier);
   struct State {
-    State(int count, std::chrono::microseconds patience) : meeting(count, patience) {}
+    State(int count, std::chrono::microseconds patience)
+        : meeting(count), caller(meeting, 0, patience) {}
     Meeting meeting;
+    Barrier caller;  // worker 0's
     std::mutex turn;
     alignas(64) std::atomic<uint32_t> epoch{0};  // bumped to start a job
     Entry entry = nullptr;
@@ -123,7 +127,7 @@ class Pool {
 
   void run_erased(Entry entry, void* context);
   void start();
-  static void work(State* state, int index);
+  static void work(State* state, int index, std::chrono::microseconds patience);
 
   const int count_;
   const std::chrono::microseconds patience_;
