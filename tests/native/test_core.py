@@ -47,7 +47,7 @@ def test_a_pool_starts_and_stops_without_work() -> None:
 def test_workers_that_fall_asleep_are_woken(num_threads: int) -> None:
     """Arrivals are spread around the moment at which a waiting worker stops spinning and sleeps: a
     wake-up that misses it would hang here (one in some 100,000 meetings once did)."""
-    rounds = 300_000 // num_threads
+    rounds = 150_000 // num_threads
     for max_pauses in (600, 1500):
         pool = _core.Pool(num_threads, patience_us=0)
         assert pool.meet(rounds, max_pauses) == rounds * num_threads

@@ -251,3 +251,23 @@ def test_matmul_names_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match=r"N \(length of bias\) is 4, expected 3"):
         _core.matmul(packed, np.zeros((1, 8), np.float32), np.zeros(4, np.float32))
     assert _core.matmul(packed, np.zeros((0, 8), np.float32)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_rows_of_many_blocks_are_rounded_block_by_block(name: str) -> None:
+    """Sixteen blocks are rounded together where a level can; zero, tiny, infinite and NaN blocks in
+    any of their places, and what is left over, must not be noticed by their neighbours."""
+    k = 512 * 2 + 256
+    data = random_weights(name, 20, k, seed=9)
+    x = activations(40, k)
+    for block in range(40):
+        special = (0.0, 1e-38, np.nan, np.inf)[block % 4]
+        x[block, 32 * block : 32 * block + 32] = special
+    packed = pack(name, data, k)
+    alone = _core.matmul(packed, x, None, "avx2")
+    for isa in ISAS:
+        y = _core.matmul(packed, x, None, isa)
+        np.testing.assert_array_equal(np.isnan(y), np.isnan(alone))
+        np.testing.assert_array_equal(y, alone)  # NaN where NaN
+    finite = [row for row in range(40) if row % 4 < 2]
+    np.testing.assert_array_equal(alone[finite], linear(name, data, x[finite]))
