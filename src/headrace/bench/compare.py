@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from headrace.bench.conditions import machine_conditions
+from headrace.bench.gate import check
 from headrace.bench.peers.catalog import HEADRACE, PeerEntry
 from headrace.bench.peers.peer import CannotRun, Load, Measured
 from headrace.bench.peers.process import WorkerFailed, WorkerProcess
+from headrace.bench.setup import Settings, make_subject
 from headrace.engine.config import Machine
 from headrace.engine.model import open_model
 from headrace.errors import UsageError
@@ -200,8 +202,9 @@ def measure_model(
     progress: Reporter | None = None,
     notice: Notice = lambda _: None,
 ) -> tuple[Comparison, dict[str, Any]]:
-    """`compare` on a model by name, and the conditions of the figures. Raises UsageError for a plan
-    that the model's context cannot hold, ModelSourceError or ModelFileError."""
+    """`compare` on a model by name after the quick check of the same configuration, and the
+    conditions of the figures. Raises UsageError for a plan that the model's context cannot hold,
+    CheckFailed where Headrace computes wrong, ModelSourceError or ModelFileError."""
     opened = open_model(model, offline=offline or None, progress=progress)
     program = opened.program
     tests = make_tests(plan, lambda text: opened.tokenizer.encode(text, add_special=False))
@@ -215,6 +218,14 @@ def measure_model(
     num_threads = (
         Machine.probe(os.environ).num_cpus if plan.num_threads is None else plan.num_threads
     )
+    subject = make_subject(opened, Settings(), num_threads)
+    subject.check()
+    checked = check(
+        subject,
+        max(len(test.prompts) for test in tests),
+        on_start=lambda n: notice(f"checking: {n}"),
+    )
+    del subject  # its weights and buffers
     probe = MachineProbe(num_threads)
     probes: list[MachineRates] = []
     result = compare(
@@ -235,6 +246,7 @@ def measure_model(
         "threads": num_threads,
         "isa": probe.isa,
         "repetitions": plan.repetitions,
+        "checked": [rung.name for rung in checked.rungs],
     }
     return result, conditions
 

@@ -107,6 +107,7 @@ def notes(report: Mapping[str, Any]) -> list[str]:
         f"{c['model']} ({c['weights']}), {c['threads']} threads, {c['cpu']}, "
         f"{c['repetitions']} interleaved repetitions; model load and warm-up not included; "
         f"greedy; tokens/s of prompt, generation, or both together",
+        f"Headrace checked first: {', '.join(c['checked'])}",
         f"probe (medians): {p['read_gb_per_s']:.1f} GB/s read, {p['int8_gop_per_s']:.0f} Gop/s "
         f"int8, {p['bf16_gop_per_s']:.0f} bf16; the bound is that of this file's work",
     ]
