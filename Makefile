@@ -8,7 +8,7 @@ PROMPT ?= Explain in two sentences why the sky is blue.
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/headrace/native/src/*.* src/headrace/native/src/kernels/*.*)
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: run test test-unit test-models test-sanitize check format bench clean help
+.PHONY: run test test-unit test-models test-sanitize check format bench bench-compare bench-page clean help
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
@@ -39,6 +39,12 @@ format: $(VENV)/dev  ## apply ruff and clang-format
 bench: $(VENV)/dev  ## start-up time and memory of the foundation
 	$(BIN)/python tools/bench_foundation.py $(ARGS)
 
+bench-compare: $(VENV)/compare  ## speed next to other engines: MODEL=… ARGS="-npl 1,32 -r 5"
+	$(BIN)/headrace bench compare $(MODEL) --with llama-cpp-python,ik-llama-cpp-python,transformers,openvino-genai $(ARGS)
+
+bench-page: $(VENV)/compare  ## measure everything in docs/performance.md again (about 15 minutes)
+	$(BIN)/python tools/write_performance.py $(ARGS)
+
 # A stamp per set of dependencies; native sources rebuild the core.
 $(VENV)/installed: $(NATIVE)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -56,6 +62,12 @@ $(VENV)/dev: $(VENV)/installed constraints.txt
 $(VENV)/peers: $(VENV)/dev
 	@echo "Building llama.cpp as an oracle (a few minutes)" >&2
 	@$(PIP) install -c constraints.txt --no-binary llama-cpp-python llama-cpp-python
+	@touch $@
+
+$(VENV)/compare: $(VENV)/peers scripts/install-ik-llama
+	@echo "Installing other engines for comparison; ik_llama.cpp is built (ten minutes or more)" >&2
+	@$(PIP) install accelerate openvino-genai
+	@PYTHON=$(BIN)/python scripts/install-ik-llama
 	@touch $@
 
 clean:  ## remove the environment and every build

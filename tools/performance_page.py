@@ -179,7 +179,7 @@ def _aim_table(found: Sequence[Aim]) -> Iterator[str]:
 
 def _conditions(data: Report) -> Iterator[str]:
     """One line per comparison: machine, versions, the probe beside it."""
-    reports = [(name, data[name]) for name in sorted(data) if "tests" in data[name]]
+    reports = [(name, data[name]) for name in data if "tests" in data[name]]
     if not reports:
         return
     first = reports[0][1]["conditions"]
