@@ -2,8 +2,8 @@
 
 For every number of threads: the gate (gate.py) on exactly that configuration, an engine, one run of
 each case that nobody counts, then the repetitions, which go through all cases in turn. The machine
-is probed before each repetition and after the last one, because its bandwidth changes within
-minutes; the limits are derived from the medians of these probes.
+is probed before and after every measurement, because its bandwidth changes within seconds; a case's
+limit is derived from the medians of the probes next to its own runs.
 """
 
 from __future__ import annotations
@@ -40,19 +40,21 @@ MOST_RUNS = 5
 
 @dataclass(slots=True)
 class ThreadResult:
-    """What one number of threads gave. probes: in the order they were taken."""
+    """What one number of threads gave. probes: all, in the order they were taken. probes_of: those
+    right before and right after the runs of a case."""
 
     threads: int
     isa: str
     check: CheckReport
     probes: list[MachineRates] = field(default_factory=list)
+    probes_of: dict[Case, list[MachineRates]] = field(default_factory=dict)
     samples: dict[Case, list[Sample]] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     ops: list[OpTable] = field(default_factory=list)
 
     @property
     def rates(self) -> MachineRates:
-        """The medians of the probes: what the limits divide by."""
+        """The medians of all probes."""
         return median_rates(self.probes)
 
 
@@ -101,7 +103,7 @@ def run_bench(
             model.program, kv_format=KVFormat(config.kv_format), cache_bytes=probe.llc_bytes
         )
         for case in cases:
-            one.rows += rows_of(case, one.samples[case], costs, one.rates)
+            one.rows += rows_of(case, one.samples[case], costs, median_rates(one.probes_of[case]))
             if settings.ops:
                 notice(f"{prefix}timing the ops of {case.label}")
                 one.ops += profile_case(engine, executor, case, costs, probe.rates())
@@ -121,16 +123,17 @@ def _repeat(
     result: ThreadResult,
     notice: Notice,
 ) -> None:
-    """Warm-up, then repetitions × cases, with probes around them."""
+    """Warm-up, then repetitions × cases, each between two probes."""
     for case in cases:
         notice(f"warming up: {case.label}")
         run_case(engine, case)
+    result.probes.append(probe.rates())
     for repetition in range(repetitions):
-        result.probes.append(probe.rates())
         for case in cases:
             notice(f"repetition {repetition + 1} of {repetitions}: {case.label}")
             result.samples.setdefault(case, []).append(_enough(engine, case))
-    result.probes.append(probe.rates())
+            result.probes.append(probe.rates())
+            result.probes_of.setdefault(case, []).extend(result.probes[-2:])
 
 
 def _enough(engine: Engine, case: Case) -> Sample:
