@@ -53,8 +53,7 @@ class WaitingRoom {
 };
 
 // What the workers of a pool meet in. Each announces its arrivals in a cache line of its own and
-// looks at everybody else's: two workers pay one transfer of a line, where a common counter costs
-// three.
+// looks at everybody else's, so no line is written by two.
 struct Meeting {
   struct alignas(64) Place {
     std::atomic<uint32_t> arrivals{0};
