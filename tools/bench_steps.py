@@ -5,8 +5,9 @@
 Drives `LLM.generate` on a real model with its real tokenizer, and splits the wall time of every
 step that only decodes into parts. Native time (the step program, the sampler's arithmetic) is taken
 out of the parts in which it happens. Kinds of request: greedy; seeded sampling with stop strings;
-the same with 5 logprobs. Microseconds per step, medians. --check: exit status 1 when the sum of the
-parts is above the aim at batch 1 (100 µs) or 32 (400 µs), for the requests without logprobs.
+the same with 5 logprobs. Microseconds per step, medians; gap: what a step costs beyond its program,
+sampling included. --check: exit status 1 when the sum of the parts is above the aim at batch 1
+(100 µs) or 32 (400 µs), for the requests without logprobs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,44 +37,54 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class Clock:
-    """Seconds per part of the current step; nested parts are taken out of the outer one."""
+    """Notes when parts begin and end, with as little Python of its own as can be; `steps` makes
+    seconds of it."""
 
     def __init__(self) -> None:
-        self.steps: list[dict[str, float]] = []
-        self._open: list[list[Any]] = []  # [part, begin, seconds of nested parts]
-        self._now: dict[str, float] = {}
-        self._step_begin: float | None = None
+        self._notes: list[tuple[str, float, float]] = []  # in order of their ends
+        self._begins: list[float] = []
 
     def wrap(self, owner: object, name: str, part: str) -> None:
-        """Replaces owner.name by a function that charges its time to `part`."""
-        inner = getattr(owner, name)
+        """Replaces owner.name by a function that notes its time as `part`."""
+        inner, note, now = getattr(owner, name), self._notes.append, time.perf_counter
 
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            frame: list[Any] = [part, time.perf_counter(), 0.0]
-            self._open.append(frame)
-            try:
-                return inner(*args, **kwargs)
-            finally:
-                spent = time.perf_counter() - frame[1]
-                self._open.pop()
-                self._now[part] = self._now.get(part, 0.0) + spent - frame[2]
-                if self._open:
-                    self._open[-1][2] += spent
+        def timed(*args: Any) -> Any:
+            begin = now()
+            result = inner(*args)
+            note((part, begin, now()))
+            return result
 
         setattr(owner, name, timed)
 
-    def mark(self, step: Callable[[], Any]) -> Callable[[], Any]:
-        """Engine.step, with a cut between steps at each entry."""
+    def steps(self) -> list[dict[str, float]]:
+        """Seconds per part of every step but the last; nested parts are taken out of the outer
+        one. A step ends with the note of Engine.step ("commit"); "loop" is the time to the next."""
+        steps: list[dict[str, float]] = []
+        own: list[tuple[str, float, float]] = []
+        last_end = None
+        for part, begin, end in self._notes:
+            own.append((part, begin, end))
+            if part != "commit":
+                continue
+            if last_end is not None:
+                steps[-1]["loop"] = begin - last_end
+            steps.append(_exclusive(own))
+            own, last_end = [], end
+        return steps[:-1]
 
-        def marked() -> Any:
-            now = time.perf_counter()
-            if self._step_begin is not None:
-                self._now["loop"] = now - self._step_begin - sum(self._now.values())
-                self.steps.append(self._now)
-            self._now, self._step_begin = {}, now
-            return step()
 
-        return marked
+def _exclusive(notes: list[tuple[str, float, float]]) -> dict[str, float]:
+    """Seconds of each part without the parts inside it."""
+    seconds: dict[str, float] = {}
+    for i, (part, begin, end) in enumerate(notes):
+        inside = 0.0
+        edge = end
+        for _, other_begin, other_end in reversed(notes[:i]):  # the outermost ones only
+            if other_begin >= begin and other_end <= edge:
+                inside += other_end - other_begin
+                edge = other_begin
+        seconds[part] = seconds.get(part, 0.0) + end - begin - inside
+    return seconds
 
 
 class _Proxy:
@@ -106,7 +117,6 @@ def instrumented(llm: LLM) -> Iterator[Clock]:
     }
     for (owner, name), part in timed.items():
         clock.wrap(owner, name, part)
-    engine.step = clock.mark(engine.step)  # type: ignore[method-assign]
     executor._program, draws._core = program, native
     try:
         yield clock
@@ -126,7 +136,7 @@ def measure(llm: LLM, batch: int, kind: str, num_steps: int) -> dict[str, float]
     ]
     with instrumented(llm) as clock:
         llm.generate(prompts, params)
-    decodes = clock.steps[2:]  # the first computes the prompts
+    decodes = clock.steps()[2:]  # the first computes the prompts
     result = {
         part: statistics.median(step.get(part, 0.0) for step in decodes) * 1e6
         for part in (*PARTS, *NATIVE)
@@ -137,20 +147,20 @@ def measure(llm: LLM, batch: int, kind: str, num_steps: int) -> dict[str, float]
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    head = ["kind", "batch", *PARTS, "sum", "aim", *NATIVE, "share"]
+    head = ["kind", "batch", *PARTS, "sum", "aim", *NATIVE, "gap"]
     print("".join(f"{name:>10}" for name in head) + "   (µs per step)")
     for row in rows:
         figures = [f"{row[part]:.0f}" for part in (*PARTS, "sum")]
         aim = "-" if row["aim"] is None else f"{row['aim']:.0f}"
         native = [row[part] for part in NATIVE]
-        share = f"{100 * row['sum'] / (row['sum'] + sum(native)):.1f} %"
+        gap = f"{100 * (row['sum'] + row['sample']) / row['program']:.1f} %"
         cells = [
             row["kind"],
             str(row["batch"]),
             *figures,
             aim,
             *(f"{n:.0f}" for n in native),
-            share,
+            gap,
         ]
         print("".join(f"{cell:>10}" for cell in cells))
 

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 class StopFilter:
     """Passes text through until a stop string appears. One per sample; mutated by push."""
 
-    __slots__ = ("_held", "_include", "_longest", "_stops", "matched")
+    __slots__ = ("_firsts", "_held", "_include", "_longest", "_stops", "matched")
 
     def __init__(self, stops: Sequence[str], include_stop: bool = False) -> None:
         """stops: non-empty strings. include_stop: whether the matched one is part of the text."""
         self._stops = tuple(stops)
+        self._firsts = frozenset(stop[0] for stop in self._stops)
         self._include = include_stop
         self._longest = max(map(len, self._stops), default=0)
         self._held = ""
@@ -27,6 +28,8 @@ class StopFilter:
         if not self._stops or not piece or self.matched is not None:
             return piece if self.matched is None else ""
         text = self._held + piece
+        if self._firsts.isdisjoint(text):  # no stop string begins in here (and none was held back)
+            return text
         self._held = ""
         match = self._first_match(text)
         if match is not None:
@@ -54,6 +57,8 @@ class StopFilter:
     def _possible_start(self, text: str) -> int:
         """Length of the longest end of `text` with which some stop string begins."""
         for length in range(min(len(text), self._longest - 1), 0, -1):
+            if text[-length] not in self._firsts:
+                continue
             tail = text[-length:]
             if any(stop.startswith(tail) for stop in self._stops):
                 return length
