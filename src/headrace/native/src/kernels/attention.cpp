@@ -259,18 +259,23 @@ class Attention {
     TileMemory memory;
     find_runs(task_, tile, first, end, memory);
     memory.next = memory;
+    int next_end = 0;
     if (next_task != nullptr) {
       const int64_t high = step_.positions[next_task->token + next_task->num_tokens - 1],
                     seen = high + 1 - next_tile * kTile;
-      find_runs(*next_task, next_tile, 0, seen < kTile ? static_cast<int>(seen) : kTile,
-                memory.next);
+      next_end = seen < kTile ? static_cast<int>(seen) : kTile;
+      find_runs(*next_task, next_tile, 0, next_end, memory.next);
     }
+    const TileRuns next = memory.next;
     // Blocks of about equal size: 7 rows as 4 + 3.
     int64_t blocks = (rows.end - rows.begin + E::max_rows - 1) / E::max_rows;
     for (int64_t r = rows.begin; r < rows.end; --blocks) {
       r += block(memory, r, (rows.end - r + blocks - 1) / blocks, out.from(r));
       memory.next = memory;  // once is enough
     }
+    if (rows.end - rows.begin > E::max_rows) return;
+    for (int i = 0; i * kRun < next_end; ++i) touch(next.keys[i], kRun * shape_.k_dim * E::bytes);
+    for (int i = 0; i * kRun < next_end; ++i) touch(next.values[i], kRun * shape_.v_dim * E::bytes);
   }
 
   int64_t block(const TileMemory& memory, int64_t r, int64_t rows, const Partials& out) {
