@@ -35,21 +35,28 @@ SHAPES = [
     pytest.param(Shape(50, 1, 10, window=17), 150, id="fifty-heads"),
     pytest.param(Shape(4, 2, 96, window=1), 140, id="window-1"),
     pytest.param(Shape(6, 2, 16, window=513), 1030, id="window-513"),
+    pytest.param(Shape(7, 1, 112), 270, id="seven-heads"),
+    pytest.param(Shape(13, 1, 48, soft_cap=30.0), 140, id="thirteen-heads"),
 ]
 
+# How work is shared depends on requests × KV heads, tiles and threads; see kernels/attention.cpp.
+BORDERS = [1, 16, 17, 127, 128, 129, 255, 257, 511, 512, 513, 1025]
 
-def dense(shape: Shape, s: Sequence) -> tuple[F64, F64]:
-    """Float64 attention on the rounded operands, and a bound on a kernel's error."""
-    n, group = len(s), shape.heads // shape.kv_heads
+
+def dense(shape: Shape, s: Sequence, rows: npt.NDArray[np.int64] | None = None) -> tuple[F64, F64]:
+    """Float64 attention of some rows (default all) on the rounded operands, and a bound on a
+    kernel's error."""
+    rows = np.arange(len(s)) if rows is None else rows
+    n, group = len(rows), shape.heads // shape.kv_heads
     rounds = shape.fmt is KVFormat.BF16
-    q = s.q * np.float32(shape.scale)
+    q = s.q[rows] * np.float32(shape.scale)
     q = (round_bf16(q) if rounds else q).reshape(n, shape.heads, shape.dim).astype(np.float64)
-    k = round_kv(s.k, shape.fmt).reshape(n, shape.kv_heads, shape.dim).astype(np.float64)
-    v = round_kv(s.v, shape.fmt).reshape(n, shape.kv_heads, shape.v_dim).astype(np.float64)
-    at = np.arange(n)
-    sees = at[None] <= at[:, None]
+    k = round_kv(s.k, shape.fmt).reshape(-1, shape.kv_heads, shape.dim).astype(np.float64)
+    v = round_kv(s.v, shape.fmt).reshape(-1, shape.kv_heads, shape.v_dim).astype(np.float64)
+    at = np.arange(len(s))
+    sees = at[None] <= rows[:, None]
     if shape.window:
-        sees &= at[None] > at[:, None] - shape.window
+        sees &= at[None] > rows[:, None] - shape.window
     exact, bound = np.empty((n, shape.heads, shape.v_dim)), np.empty((n, shape.heads, shape.v_dim))
     for h in range(shape.heads):
         scores = q[:, h] @ k[:, h // group].T
@@ -109,24 +116,29 @@ def test_bits_of_the_written_arithmetic(fmt: KVFormat, window: int) -> None:
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.value)
 @pytest.mark.parametrize("block_size", [16, 48])
-def test_kv_write_layout(fmt: KVFormat, block_size: int) -> None:
-    shape = Shape(3, 3, 10, v_dim=6, fmt=fmt)
+@pytest.mark.parametrize(("dim", "v_dim"), [(10, 6), (16, 48), (64, 16)])
+@pytest.mark.parametrize("isa", ISAS)
+def test_kv_write_layout(fmt: KVFormat, block_size: int, dim: int, v_dim: int, isa: str) -> None:
+    """Neighbours in a run go together, so spans begin and end anywhere in one."""
+    shape = Shape(3, 3, dim, v_dim=v_dim, fmt=fmt)
     s = sequence(shape, 70, 3)
     s.k[5, 3] = 1e-42  # subnormal
+    s.v[6, 1] = -np.inf
     paged = Paged(shape, [s], block_size)
-    paged.step([(0, 70)], threads=2)
+    for a, b in pairwise([0, 3, 4, 5, 14, 37, 70]):
+        paged.step([(a, b)], isa=isa, threads=2)
     kind = {KVFormat.F32: np.uint32}.get(fmt, np.uint16)
     layers = paged.memory.view(kind).reshape(2, paged.num_blocks, -1)
     assert (layers[0] == np.iinfo(kind).max).all()  # the other layer is untouched
-    keys, values = np.split(layers[1], [3 * block_size * 10], axis=1)
-    keys = keys.reshape(-1, 3, block_size // 16, 5, 16, 2)
-    values = values.reshape(-1, 3, block_size // 16, 8, 6, 2)
+    keys, values = np.split(layers[1], [3 * block_size * dim], axis=1)
+    keys = keys.reshape(-1, 3, block_size // 16, dim // 2, 16, 2)
+    values = values.reshape(-1, 3, block_size // 16, 8, v_dim, 2)
     unused = keys.size + values.size
     for t in range(70):
         block, at = paged.tables[0, t // block_size], t % block_size
-        k = keys[block, :, at // 16, :, at % 16].reshape(3, 10)
+        k = keys[block, :, at // 16, :, at % 16].reshape(3, dim)
         v = values[block, :, at // 16, at % 16 // 2, :, at % 2]
-        for got, want in ((k, s.k[t].reshape(3, 10)), (v, s.v[t].reshape(3, 6))):
+        for got, want in ((k, s.k[t].reshape(3, dim)), (v, s.v[t].reshape(3, v_dim))):
             assert_stored(got, want, fmt)
         unused -= k.size + v.size
     ff = np.iinfo(kind).max
@@ -142,6 +154,24 @@ def assert_stored(got: npt.NDArray[np.unsignedinteger], want: F32, fmt: KVFormat
         )
     else:
         np.testing.assert_array_equal(got, round_bf16(want).view(np.uint32) >> 16)
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.value)
+def test_kv_write_in_any_order(fmt: KVFormat) -> None:
+    """The same memory, whichever tokens stand side by side: backwards, shuffled, with holes."""
+    shape = Shape(2, 2, 32, fmt=fmt)
+    s = sequence(shape, 64, 5)
+    tables = np.arange(64, dtype=np.int32)
+    written = []
+    for order in (tables, tables[::-1], np.random.default_rng(1).permutation(tables)):
+        paged = Paged(shape, [s])
+        for part in (order[:29], order[29:31], order[31:]):
+            rows = np.sort(part) if order is tables else part
+            slots = paged.tables[0, rows // 16] * 16 + rows % 16
+            _core.ops.kv_write(paged.kv, 1, s.k[rows], s.v[rows], slots.astype(np.int32))
+        written.append(paged.memory.copy())
+    np.testing.assert_array_equal(written[0], written[1])
+    np.testing.assert_array_equal(written[0], written[2])
 
 
 def test_rows_without_a_slot_are_not_stored() -> None:
@@ -213,6 +243,40 @@ def test_a_row_does_not_know_its_neighbours(shape: Shape, length: int, threads: 
     for part, want, start in zip(parts, alone, starts, strict=True):
         if len(part):
             assert_same_bits(part, want[start:], "second step")
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+@pytest.mark.parametrize("shape", [Shape(9, 3, 64), Shape(14, 2, 64), Shape(4, 1, 256, window=512)])
+def test_a_last_row_alone(shape: Shape, threads: int) -> None:
+    """One token at every border of tiles and segments: whole tasks, or tiles shared and folded."""
+    s = sequence(shape, max(BORDERS), 12)
+    want = whole(shape, s)
+    paged = Paged(shape, [s], seed=3)
+    paged.free_before = lambda firsts: None  # type: ignore[method-assign]
+    paged.step([(0, len(s))])
+    for length in BORDERS:
+        for rows in (1, 2, 13):
+            a = max(0, length - rows)
+            part = paged.step([(a, length)], threads=threads)[0]
+            assert_same_bits(want[a:length], part, f"rows {a} … {length - 1}")
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.value)
+def test_long_contexts(fmt: KVFormat) -> None:
+    """Around 4096 positions: against float64, in chunks, token by token, and next to others."""
+    shape = with_format(Shape(3, 1, 64), fmt)
+    s = sequence(shape, 4100, 13)
+    out = whole(shape, s, threads=2)
+    rows = np.array([4094, 4095, 4096, 4099])
+    exact, bound = dense(shape, s, rows)
+    error = np.abs(out[rows].astype(np.float64) - exact)
+    assert (error <= bound).all(), f"error is {(error / bound).max():.3g} times its bound"
+    paged = Paged(shape, [s, s], block_size=64, seed=4)
+    paged.step([(0, 4095), (0, 1000)], threads=3)
+    for a, b in ((4095, 4096), (4096, 4097), (4097, 4100)):
+        long, short = paged.step([(a, b), (1000 + a - 4095, 1000 + b - 4095)], threads=2)
+        assert_same_bits(out[a:b], long, "the long one")
+        assert_same_bits(out[1000 + a - 4095 : 1000 + b - 4095], short, "the short one")
 
 
 # ---- what must never be read ------------------------------------------------------------------
