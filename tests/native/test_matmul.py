@@ -98,6 +98,53 @@ def test_threads_and_token_groups_do_not_change_bits(name: str, isa: str) -> Non
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("isa", ISAS)
+def test_every_small_number_of_tokens_gives_the_same_rows(name: str, isa: str) -> None:
+    """1 … 40 tokens: single rows, small tiles, and chunks of K unpacked for many. 25 blocks of 32
+    (24 with super-blocks) are two chunks of unequal length; 10 panels are triples and pairs."""
+    k = 32 * 25 if block_geometry(name)[0] in (1, 32) else 32 * 24
+    data = random_weights(name, 147, k, seed=12)
+    x = activations(40, k)
+    packed = pack(name, data, k)
+    y = _core.matmul(packed, x, None, isa)
+    for tokens in range(1, 40):
+        np.testing.assert_array_equal(
+            bits(_core.matmul(packed, x[:tokens], None, isa)), bits(y[:tokens])
+        )
+
+
+@pytest.mark.parametrize("panels", range(1, 9))
+@pytest.mark.parametrize("name", ["Q4_1", "Q4_K", "Q6_K"])
+def test_every_small_number_of_panels_gives_the_same_columns(name: str, panels: int) -> None:
+    """Tiles of 3, 2 and 1 panels, a last panel that is not full, one to three workers."""
+    k, n = 768, 16 * panels - 5
+    data = random_weights(name, n, k, seed=13)
+    x = activations(21, k)
+    expected = linear(name, data, x)
+    for threads in (1, 2, 3):
+        y = _core.matmul(pack(name, data, k), x, None, None, threads)
+        np.testing.assert_array_equal(bits(y), bits(expected))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_rounding_four_blocks_together_is_rounding_each(isa: str) -> None:
+    """Rows of 4, 5, 6, 7 blocks, with tiny, zero and non-finite blocks in every place."""
+    rng = np.random.default_rng(14)
+    for blocks in (4, 5, 6, 7, 9):
+        k = 32 * blocks
+        data = random_weights("Q5_1", 16, k, seed=15)
+        x = activations(4 * blocks, k, seed=blocks).reshape(-1, blocks, 32)
+        for row, block in enumerate(x):
+            block[row % blocks] *= np.float32((0, 1e-37, 1e-30, 1e33)[row // blocks % 4])
+            block[(row + 2) % blocks, rng.integers(32)] *= 50  # a lone large number
+            if row % 7 == 3:
+                block[(row + 1) % blocks, 5] = np.nan
+        x = x.reshape(-1, k)
+        y = _core.matmul(pack("Q5_1", data, k), x, None, isa)
+        np.testing.assert_array_equal(y, linear("Q5_1", data, x))
+
+
+@pytest.mark.parametrize("name", FORMATS)
 def test_close_to_float64_on_dequantised_weights(name: str) -> None:
     """The error is at most the activations' rounding plus that of the sums."""
     k, tokens = 768, 9

@@ -4,6 +4,7 @@
 // arithmetic is docs/numerics.md's, "Activation rounding, int8".
 #pragma once
 
+#include "kernels/round_four.h"
 #include "matmul.h"
 #include "simd.h"
 
@@ -210,6 +211,10 @@ static inline void prepare_row(ActivationKind kind, const float* x, int64_t n, s
       auto* out = reinterpret_cast<ActivationBlock*>(area) + column / kBlock;
 #ifdef HR_AVX512
       for (; n >= 16 * kBlock; n -= 16 * kBlock, x += 16 * kBlock, out += 16) quantise_16(x, out);
+      for (; n >= 4 * kBlock; n -= 4 * kBlock, x += 4 * kBlock, out += 4) {
+        if (quantise_four(x, out)) continue;
+        for (int64_t b = 0; b < 4; ++b) quantise(x + b * kBlock, 32, out + b);
+      }
 #endif
       for (; n > 0; n -= kBlock, x += kBlock, ++out) quantise(x, present(n), out);
       break;
