@@ -1,8 +1,9 @@
 // out[t, n] = Σ_k w[n, k] · x[t, k] (+ bias[n]): the op, its work split and its cache blocking.
 //
 // Weights: packed panels of 16 output rows; activations: one prepared area per token (matmul.h).
-// Tokens are cut into groups whose activations fit in half of a level-2 cache; the items (group,
-// panel) are dealt to the workers in order, so a panel stays in cache over all tiles of its group.
+// Few tokens: tiles unpack weights in registers (tile.h). Tokens are cut into groups whose
+// activations fit in half of a level-2 cache; the items (group, panel) are dealt to the workers in
+// order, so a panel stays in cache over all tiles of its group. Many tokens, AVX-512: chunk.h.
 // The reduction is never split. Traffic: all panels once per group, the group's areas once per
 // panel (from cache).
 #include "kernels/chunk.h"
@@ -49,7 +50,10 @@ void walk(const Problem& problem, int64_t begin, int64_t end, int64_t token, int
 }
 
 #ifdef HR_AVX512
-constexpr int64_t kChunkTokens = 16;
+// From how many tokens on it pays to unpack once and store: later where unpacking is one shift and
+// one mask.
+template <class W>
+constexpr int64_t kChunkTokens = W::kBits == 4 && W::kGrain == 1 ? 24 : 10;
 
 template <class W>
 void run_chunks(const Problem& problem, int64_t tokens, int64_t panels, const Worker& worker) {
@@ -80,7 +84,7 @@ void run(const headrace::MatmulArgs& args, const Step& step, const Worker& worke
   const int64_t tokens = step.count(args.out.rows), panels = headrace::num_panels(weight.n);
 #ifdef HR_AVX512
   if constexpr (W::kDot == Dot::Bytes) {
-    if (tokens >= kChunkTokens) return run_chunks<W>(problem, tokens, panels, worker);
+    if (tokens >= kChunkTokens<W>) return run_chunks<W>(problem, tokens, panels, worker);
   }
 #endif
   int64_t group = kGroupBytes / args.activation_row_bytes / kMaxTile * kMaxTile;
