@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.bench.compare import DISTURBED
 from headrace.bench.ratios import Spread, paired_ratio, spread
 
 Report = dict[str, Any]
@@ -83,9 +84,25 @@ def _measured(test: Report, engines: dict[str, Report], kind: str) -> Spread | N
     if ours is None:
         return None
     if kind == _BOUND:
-        return spread([rate / test["bound_tok_per_s"] for rate in ours["rates"]])
+        return spread([rate / test["bound_tok_per_s"] for [rate] in _quiet(ours)])
     theirs = engines.get(PEER)
-    return None if theirs is None else paired_ratio(ours["rates"], theirs["rates"])
+    return None if theirs is None else _ratio(ours, theirs)
+
+
+def _quiet(*engines: Report) -> list[list[float]]:
+    """[a value of each engine] of every repetition in which nobody else used the CPUs; of all
+    repetitions where that never was so."""
+    rates = zip(*(e["rates"] for e in engines), strict=False)
+    shares = zip(
+        *(e.get("others_cpu_share") or [0.0] * len(e["rates"]) for e in engines), strict=False
+    )
+    pairs = [(list(rate), max(share)) for rate, share in zip(rates, shares, strict=True)]
+    return [rate for rate, share in pairs if share < DISTURBED] or [rate for rate, _ in pairs]
+
+
+def _ratio(ours: Report, theirs: Report) -> Spread | None:
+    values = _quiet(ours, theirs)
+    return paired_ratio([a for a, _ in values], [b for _, b in values])
 
 
 def _long_aims(data: Report) -> Iterator[Aim]:
@@ -235,10 +252,10 @@ def _model_section(data: Report, model: str, title: str, missed: Sequence[Aim]) 
 
 
 def _test_rows(test: Report) -> Iterator[str]:
-    ours: list[float] = next((f["rates"] for f in test["engines"] if f["engine"] == "headrace"), [])
+    ours = next((f for f in test["engines"] if f["engine"] == "headrace"), None)
     for figures in test["engines"]:
-        speed = spread(figures["rates"])
-        ratio = None if figures["engine"] == "headrace" else paired_ratio(ours, figures["rates"])
+        speed = spread([rate for [rate] in _quiet(figures)])
+        ratio = None if ours is None or figures is ours else _ratio(ours, figures)
         yield (
             f"| {test['test']} | {figures['title']} | {_number(speed.median)} | "
             f"{_number(speed.min)} … {_number(speed.max)} | "

@@ -123,13 +123,15 @@ def appended(old: Report, new: Report) -> Report:
     """A comparison with the repetitions of an older one of the same tests before its own; the
     figures that depend on them are left to the page."""
     before = {
-        (test["test"], figures["engine"]): figures["rates"]
+        (test["test"], figures["engine"]): figures
         for test in old["tests"]
         for figures in test["engines"]
     }
     for test in new["tests"]:
         for figures in test["engines"]:
-            figures["rates"] = before.get((test["test"], figures["engine"]), []) + figures["rates"]
+            earlier = before.get((test["test"], figures["engine"]), {})
+            for name in ("rates", "others_cpu_share"):
+                figures[name] = earlier.get(name, []) + figures.get(name, [])
     new["conditions"]["repetitions"] += old["conditions"]["repetitions"]
     return new
 

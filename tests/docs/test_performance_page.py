@@ -84,6 +84,16 @@ def test_an_aim_is_judged_by_the_median_of_the_pairs(pages: ModuleType) -> None:
     assert (other.shown, other.missed) == ("not measured", None)
 
 
+def test_a_disturbed_repetition_does_not_count(pages: ModuleType) -> None:
+    report = comparison("pp512", [2000.0, 500.0], [400.0, 390.0], 2900.0)
+    ours, theirs = report["tests"][0]["engines"]
+    ours["others_cpu_share"], theirs["others_cpu_share"] = [0.0, 0.5], [0.01, 0.0]
+    [ratio] = [a for a in pages.aims({f"speed:{MODEL}": report}) if a.shown == "5.00×"]
+    assert ratio.note.startswith("5.00 … 5.00")
+    ours["others_cpu_share"] = [0.5, 0.5]
+    assert any(a.note.startswith("1.28 … 5.00") for a in pages.aims({f"speed:{MODEL}": report}))
+
+
 def test_the_page_names_a_missed_aim_and_an_engine_that_could_not_run(pages: ModuleType) -> None:
     data = {f"speed:{MODEL}": comparison("tg64", [100.0], [50.0], 160.0)}
     text = pages.page(data)
