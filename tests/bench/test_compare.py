@@ -47,7 +47,7 @@ def report() -> dict[str, Any]:
     theirs.tokens = {"pp100": [8]}
     broken = Outcome(PEERS["transformers"], reason="It cannot.")
     rates = MachineRates(50e9, 2e12, 1e12, 5e11, 2, "avx512", 1 << 25)
-    result = Comparison((test,), [ours, theirs, broken], [rates])
+    result = Comparison((test,), [ours, theirs, broken], {"pp100": [rates]})
     result.limits = {"pp100": RunLimit(100, 0.2, 0.25, 0.0)}
     conditions = {
         "model": "m", "weights": "Q4_0", "threads": 2, "cpu": "A CPU", "repetitions": 2,
@@ -134,13 +134,13 @@ def model_path() -> Path:
 def test_an_engine_that_cannot_start_drops_out_and_the_run_goes_on() -> None:
     broken = PeerEntry("no-such-engine", "Broken", "none", "none:None", "")
     tests = make_tests(Plan(prompt=16, generate=2, sequences=(1, 2), batch_prompt=4), encode)
-    calls: list[int] = []
+    calls: list[str] = []
     result = compare(
         model_path(), tests, [broken], num_threads=2, repetitions=2,
-        between=lambda: calls.append(1),
+        between=lambda test: calls.append(test.name),
     )  # fmt: skip
     ours, theirs = result.outcomes
-    assert len(calls) == 3
+    assert calls == [test.name for test in tests for _ in range(2)] * 2
     assert ours.reason is None
     assert {name: len(rates) for name, rates in ours.rates.items()} == {t.name: 2 for t in tests}
     assert all(rate > 0 for rates in ours.rates.values() for rate in rates)
@@ -153,7 +153,7 @@ def test_an_engine_that_cannot_start_drops_out_and_the_run_goes_on() -> None:
 
 @pytest.mark.large
 def test_an_engine_that_dies_in_the_middle_keeps_what_it_measured() -> None:
-    def kill_llama_cpp() -> None:
+    def kill_llama_cpp(_: object) -> None:
         rounds.append(1)
         for process in Path("/proc").glob("[0-9]*"):
             try:

@@ -76,10 +76,12 @@ def test_an_idle_worker_is_stopped_and_uses_no_cpu() -> None:
     with WorkerProcess(HEADRACE) as worker:
         with pytest.raises(WorkerFailed):
             worker.load(LOAD)
-        state = _state(worker.pid)
+        deadline = time.monotonic() + 10
+        while _state(worker.pid) != "T":  # the signal takes effect when its threads see it
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         before = worker.cpu_seconds()
         time.sleep(0.2)
-        assert state == "T"
         assert worker.cpu_seconds() == before
 
 

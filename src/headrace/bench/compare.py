@@ -120,14 +120,14 @@ class Outcome:
 
 @dataclass(slots=True)
 class Comparison:
-    """outcomes[0] is Headrace. probes: of the machine, before each repetition and after the last.
-    limits: test name → the least time that its work takes at the medians of the probes. idle_cpu_s:
-    CPU time that waiting engines took during measurements, all together (0 = nobody disturbed
-    anybody)."""
+    """outcomes[0] is Headrace. probes: test name → of the machine, before and after each of its
+    rounds. limits: test name → the least time that its work takes at the medians of its probes.
+    idle_cpu_s: CPU time that waiting engines took during measurements, all together (0 = nobody
+    disturbed anybody)."""
 
     tests: tuple[Test, ...]
     outcomes: list[Outcome]
-    probes: list[MachineRates] = field(default_factory=list)
+    probes: dict[str, list[MachineRates]] = field(default_factory=dict)
     limits: dict[str, RunLimit] = field(default_factory=dict)
     idle_cpu_s: float = 0.0
 
@@ -165,7 +165,7 @@ def compare(
     num_threads: int,
     repetitions: int,
     notice: Notice = lambda _: None,
-    between: Callable[[], None] = lambda: None,
+    between: Callable[[Test], None] = lambda _: None,
 ) -> Comparison:
     """Runs it all. between: called before each repetition, with every engine stopped (a probe of
     the machine)."""
@@ -180,8 +180,8 @@ def compare(
             if _load(worker, load, tests, outcome):
                 workers[outcome.entry.name] = worker
         for repetition in range(repetitions):
-            between()
             for test in tests:
+                between(test)
                 for outcome in result.outcomes:
                     if outcome.reason is None:
                         notice(
@@ -189,7 +189,7 @@ def compare(
                             f"{outcome.entry.title}"
                         )
                         _measure(workers, test, outcome, result)
-        between()
+                between(test)
     return result
 
 
@@ -227,7 +227,7 @@ def measure_model(
     )
     del subject  # its weights and buffers
     probe = MachineProbe(num_threads)
-    probes: list[MachineRates] = []
+    probes: dict[str, list[MachineRates]] = {test.name: [] for test in tests}
     result = compare(
         opened.path,
         tests,
@@ -235,11 +235,13 @@ def measure_model(
         num_threads=num_threads,
         repetitions=plan.repetitions,
         notice=notice,
-        between=lambda: probes.append(probe.rates()),
+        between=lambda test: probes[test.name].append(probe.rates()),
     )
     result.probes = probes
     costs = CostModel(program, cache_bytes=probe.llc_bytes)
-    result.limits = {test.name: limit_of(test, costs, median_rates(probes)) for test in tests}
+    result.limits = {
+        test.name: limit_of(test, costs, median_rates(probes[test.name])) for test in tests
+    }
     conditions = machine_conditions() | {
         "model": model,
         "weights": ", ".join(sorted({t.format.name for t in program.weights.values()})),

@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.bench.compare import DISTURBED, Comparison, Outcome, Test
 from headrace.bench.ratios import common_prefix, paired_ratio, spread
-from headrace.limits.rates import median_rates
+from headrace.limits.rates import MachineRates, median_rates
 from headrace.limits.workloads import RunLimit
 
 HEADERS = (
@@ -26,7 +26,7 @@ def to_dict(comparison: Comparison, conditions: Mapping[str, Any]) -> dict[str, 
     ours = comparison.outcomes[0]
     return {
         "conditions": dict(conditions) | {"idle_cpu_s": round(comparison.idle_cpu_s, 2)},
-        "probe": _probe(comparison),
+        "probe": _probe([p for probes in comparison.probes.values() for p in probes]),
         "engines": [
             {"engine": o.entry.name, "title": o.entry.title, "facts": o.facts, "reason": o.reason}
             for o in comparison.outcomes
@@ -35,6 +35,7 @@ def to_dict(comparison: Comparison, conditions: Mapping[str, Any]) -> dict[str, 
             {
                 "test": test.name,
                 "tokens": test.tokens,
+                "probe": _probe(comparison.probes[test.name]),
                 "bound_tok_per_s": test.tokens / comparison.limits[test.name].bound_s,
                 "serial_tok_per_s": test.tokens / comparison.limits[test.name].serial_s,
                 "engines": [
@@ -48,8 +49,8 @@ def to_dict(comparison: Comparison, conditions: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _probe(comparison: Comparison) -> dict[str, float]:
-    rates = median_rates(comparison.probes)
+def _probe(probes: Sequence[MachineRates]) -> dict[str, float]:
+    rates = median_rates(probes)
     return {
         "read_gb_per_s": rates.read_bytes_per_s / 1e9,
         "int8_gop_per_s": rates.int8_ops_per_s / 1e9,
