@@ -277,8 +277,9 @@ nb::ndarray<nb::numpy, uint8_t> kv_bytes(nb::handle self, int64_t group) {
   const KVGroup& g = nb::cast<const Program&>(self).group(group);
   if (g.memory.base == nullptr) refuse("KV memory is not allocated");
   const size_t shape[3] = {static_cast<size_t>(g.layers), static_cast<size_t>(g.memory.num_blocks),
-                           static_cast<size_t>(g.memory.block_stride)};
-  return nb::ndarray<nb::numpy, uint8_t>(g.memory.base, 3, shape, self);
+                           static_cast<size_t>(g.memory.layer_stride)};
+  const int64_t strides[3] = {g.memory.layer_stride, g.memory.block_stride, 1};
+  return nb::ndarray<nb::numpy, uint8_t>(g.memory.base, 3, shape, self, strides);
 }
 
 void register_recording(nb::class_<Program>& c) {

@@ -20,6 +20,10 @@ Mapping::~Mapping() {
   if (data_ != nullptr) munmap(data_, static_cast<size_t>(size_));
 }
 
+void Mapping::prefer_large_pages() {
+  if (data_ != nullptr) madvise(data_, static_cast<size_t>(size_), MADV_HUGEPAGE);
+}
+
 Mapping::Mapping(Mapping&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
 

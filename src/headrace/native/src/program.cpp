@@ -192,14 +192,18 @@ void Program::allocate_kv(const std::vector<int64_t>& num_blocks, int64_t block_
             static_cast<double>(group.layers) >
         static_cast<double>(kMaxBufferBytes))
       refuse("the KV memory of group " + std::to_string(g) + " would exceed 4 TiB");
+    // A block's layers lie together, so a context fills whole large pages. Blocks are an odd number
+    // of small pages apart, or equal parts of them would share a few sets of every cache.
+    const int64_t stride = (round_up(block * group.layers, kPage) / kPage | 1) * kPage;
     memory.base = nullptr;
     group.pages = Mapping();
-    group.pages = Mapping(block * num_blocks[g] * group.layers);
+    group.pages = Mapping(stride * num_blocks[g]);
+    group.pages.prefer_large_pages();
     memory.format = format;
     memory.num_blocks = num_blocks[g];
     memory.block_size = block_size;
-    memory.block_stride = block;
-    memory.layer_stride = block * num_blocks[g];
+    memory.block_stride = stride;
+    memory.layer_stride = block;
     memory.v_offset = head_positions * memory.k_dim;
     memory.base = group.pages.data();
   }
@@ -214,11 +218,9 @@ void Program::copy_block(int64_t index, int64_t source, int64_t destination) {
       refuse("block " + std::to_string(block) + " of group " + std::to_string(index) +
              " is not in 0 … " + std::to_string(memory.num_blocks - 1));
   if (source == destination) return;
-  for (int64_t layer = 0; layer < group.layers; ++layer) {
-    std::byte* base = memory.base + layer * memory.layer_stride;
-    std::memcpy(base + destination * memory.block_stride, base + source * memory.block_stride,
-                static_cast<size_t>(memory.block_stride));
-  }
+  std::memcpy(memory.base + destination * memory.block_stride,
+              memory.base + source * memory.block_stride,
+              static_cast<size_t>(memory.layer_stride * group.layers));
 }
 
 void Program::check(const Step& step) const {

@@ -68,8 +68,10 @@ class Attention {
  public:
   using Operand = typename E::Operand;
 
-  Attention(const AttendArgs& args, const Step& step, const Shape& shape, Worker& worker)
-      : args_(args), step_(step), shape_(shape), scratch_(shape, worker.scratch) {}
+  // touch: read the tile to come after each one, besides asking for it during it.
+  Attention(const AttendArgs& args, const Step& step, const Shape& shape, Worker& worker,
+            bool touch = false)
+      : args_(args), step_(step), shape_(shape), touch_(touch), scratch_(shape, worker.scratch) {}
 
   // The whole task: fold as the tiles come, then write the rows. next: the worker's next task, or
   // nullptr; its first tile is asked for during the last one of this.
@@ -273,7 +275,7 @@ class Attention {
       r += block(memory, r, (rows.end - r + blocks - 1) / blocks, out.from(r));
       memory.next = memory;  // once is enough
     }
-    if (rows.end - rows.begin > E::max_rows) return;
+    if (!touch_ || rows.end - rows.begin > E::max_rows) return;
     for (int i = 0; i * kRun < next_end; ++i) touch(next.keys[i], kRun * shape_.k_dim * E::bytes);
     for (int i = 0; i * kRun < next_end; ++i) touch(next.values[i], kRun * shape_.v_dim * E::bytes);
   }
@@ -307,6 +309,7 @@ class Attention {
   const AttendArgs& args_;
   const Step& step_;
   const Shape& shape_;
+  const bool touch_;
   Scratch scratch_;
   Task task_{-1, -1, -1, 0, 0, 0};
   int64_t num_rows_ = 0;
@@ -372,7 +375,7 @@ static void attend_tokens(const AttendArgs& args, const Step& step, const Shape&
   int64_t total = 0, before = 0;
   Task task, last;
   for (Tasks tasks(args, step, shape); tasks.next(task);) total += cost(task);
-  Attention<E> attention(args, step, shape, worker);
+  Attention<E> attention(args, step, shape, worker, step.num_tokens > 1);
   bool any = false;
   for (Tasks tasks(args, step, shape); tasks.next(task);) {
     const bool mine = (before + cost(task) / 2) * worker.count / total == worker.index;
