@@ -133,13 +133,12 @@ def test_rounding_four_blocks_together_is_rounding_each(isa: str) -> None:
     for blocks in (4, 5, 6, 7, 9):
         k = 32 * blocks
         data = random_weights("Q5_1", 16, k, seed=15)
-        x = activations(4 * blocks, k, seed=blocks).reshape(-1, blocks, 32)
-        for row, block in enumerate(x):
+        x = activations(4 * blocks, k, seed=blocks)
+        for row, block in enumerate(x.reshape(-1, blocks, 32)):
             block[row % blocks] *= np.float32((0, 1e-37, 1e-30, 1e33)[row // blocks % 4])
             block[(row + 2) % blocks, rng.integers(32)] *= 50  # a lone large number
             if row % 7 == 3:
                 block[(row + 1) % blocks, 5] = np.nan
-        x = x.reshape(-1, k)
         y = _core.matmul(pack("Q5_1", data, k), x, None, isa)
         np.testing.assert_array_equal(y, linear("Q5_1", data, x))
 
