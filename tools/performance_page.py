@@ -158,15 +158,17 @@ def page(data: Report) -> str:
     lines = [
         "# Performance",
         "",
-        "Written by `tools/write_performance.py` from `docs/performance.json`; do not edit. Every "
-        "figure is from a",
-        "machine that did nothing else, model load and warm-up not included; ratios compare "
-        "values measured one after",
-        "the other in one interleaved run, as median (and smallest … largest) of the "
-        'repetitions. "The bound allows":',
-        "what 100 % of the bound would be at the bandwidth and peaks probed in that run. What the "
-        "bound is:",
-        "[limits.md](limits.md); how each engine is driven: [bench.md](bench.md).",
+        "Written by `tools/write_performance.py` from `docs/performance.json`; do not edit. Model "
+        "load and warm-up are",
+        "not included. Ratios compare values measured one after the other in one interleaved run, "
+        "as median (and",
+        "smallest … largest) of the repetitions; repetitions in which other processes took more "
+        "than 10 % of the CPUs",
+        'do not count where others remain. "The bound allows": what 100 % of the bound would be '
+        "at the bandwidth and",
+        "peaks probed in that run. What the bound is: [limits.md](limits.md); how each engine is "
+        "driven:",
+        "[bench.md](bench.md).",
         "",
         f"{len(found) - len(missed) - len(open_)} of {len(found)} aims are reached"
         + (f", {len(missed)} missed" if missed else "")
@@ -247,7 +249,7 @@ def _model_section(data: Report, model: str, title: str, missed: Sequence[Aim]) 
     if report is not None and own:
         yield ""
         yield "Missed: " + ", ".join(f"{aim.what} ({aim.shown})" for aim in own) + "."
-        yield "Where the time goes:"
+        yield "Where the time goes (what was tried stands in [decisions.md](decisions.md)):"
         yield from _op_tables(report)
 
 
