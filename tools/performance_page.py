@@ -89,6 +89,14 @@ def _measured(test: Report, engines: dict[str, Report], kind: str) -> Spread | N
     return None if theirs is None else _ratio(ours, theirs)
 
 
+def measured_rate(data: Report, part: str, test: str) -> float | None:
+    """Headrace's tokens per second in a test of a part; None = not measured."""
+    found = _find(data.get(part), test)
+    if found is None or "headrace" not in found[1]:
+        return None
+    return spread([rate for [rate] in _quiet(found[1]["headrace"])]).median
+
+
 def _quiet(*engines: Report) -> list[list[float]]:
     """[a value of each engine] of every repetition in which nobody else used the CPUs; of all
     repetitions where that never was so."""
@@ -115,7 +123,7 @@ def _long_aims(data: Report) -> Iterator[Aim]:
             yield Aim(what, title, f"≥ {aim:.0%}", "not measured", "", None)
             continue
         row = data["long"][part]["rows"][0]
-        note = f"{_number(row['tok_per_s']['median'])} tok/s"
+        note = f"{number(row['tok_per_s']['median'])} tok/s"
         yield Aim(what, title, f"≥ {aim:.0%}", f"{row[share]:.0%}", note, row[share] < aim)
 
 
@@ -259,8 +267,8 @@ def _test_rows(test: Report) -> Iterator[str]:
         speed = spread([rate for [rate] in _quiet(figures)])
         ratio = None if ours is None or figures is ours else _ratio(ours, figures)
         yield (
-            f"| {test['test']} | {figures['title']} | {_number(speed.median)} | "
-            f"{_number(speed.min)} … {_number(speed.max)} | "
+            f"| {test['test']} | {figures['title']} | {number(speed.median)} | "
+            f"{number(speed.min)} … {number(speed.max)} | "
             f"{speed.median / test['bound_tok_per_s']:.0%} | "
             + (f"{ratio.median:.2f}× | {ratio.min:.2f} … {ratio.max:.2f} |" if ratio else "| |")
         )
@@ -288,9 +296,9 @@ def _long_section(data: Report) -> Iterator[str]:
     for part in ("prompt", "depth"):
         for row in data["long"][part]["rows"]:
             yield (
-                f"| {row['test']} | {row['depth']} | {_number(row['tok_per_s']['median'])} | "
-                f"{_number(row['bound_tok_per_s'])} | {row['of_bound']:.0%} | "
-                f"{_number(row['serial_tok_per_s'])} | {row['of_serial']:.0%} |"
+                f"| {row['test']} | {row['depth']} | {number(row['tok_per_s']['median'])} | "
+                f"{number(row['bound_tok_per_s'])} | {row['of_bound']:.0%} | "
+                f"{number(row['serial_tok_per_s'])} | {row['of_serial']:.0%} |"
             )
     for part in ("prompt", "depth"):
         yield from _op_tables(data["long"][part])
@@ -311,5 +319,6 @@ def _step_section(data: Report) -> Iterator[str]:
         yield f"| {row['kind']} | {row['batch']} | {cells} |"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Three or more figures: 4711, 61.2, 3.14."""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -1,9 +1,10 @@
-"""Measures what docs/performance.md states, and writes that page. No figure in it is typed.
+"""Measures what docs/performance.md states, and writes that page and the table of README.md. No
+figure in them is typed.
 
     python tools/write_performance.py                    every part, then the page (about 15 min)
     python tools/write_performance.py speed:gemma3-270m steps        only these parts
     python tools/write_performance.py --append batch:qwen2.5-coder-1.5b   more repetitions of a part
-    python tools/write_performance.py --page             the page from docs/performance.json
+    python tools/write_performance.py --page             page and table from docs/performance.json
     python tools/write_performance.py --check            … and exit status 1 when an aim is missed
 
 Every part is a command of its own on a quiet machine, at most 100 s, and its figures replace those
@@ -30,12 +31,14 @@ from pathlib import Path
 from typing import Any
 
 from performance_page import MODELS, aims, page
+from readme_table import in_readme
 
 from headrace.limits.machine import probe
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs" / "performance.json"
 PAGE = ROOT / "docs" / "performance.md"
+README = ROOT / "README.md"
 LONG_MODEL = "smollm2-135m"
 
 Report = dict[str, Any]
@@ -166,6 +169,8 @@ def main() -> None:
             text = json.dumps(data, indent=1, ensure_ascii=False)
             options.data.write_text(text + "\n")
     options.output.write_text(page(data))
+    if options.output == PAGE:
+        README.write_text(in_readme(README.read_text(), data))
     if options.check:
         missed = [aim for aim in aims(data) if aim.missed]
         for aim in missed:

@@ -1,4 +1,5 @@
-"""docs/performance.md is what tools/write_performance.py makes of docs/performance.json."""
+"""docs/performance.md and README's table are what tools/write_performance.py makes of
+docs/performance.json."""
 
 from __future__ import annotations
 
@@ -69,6 +70,21 @@ def test_the_committed_page_is_generated(tmp_path: Path) -> None:
     result = run_tool("--page", "--output", str(made))
     assert result.returncode == 0, result.stderr
     assert made.read_text() == (ROOT / "docs" / "performance.md").read_text()
+
+
+def test_the_table_of_the_readme_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    from readme_table import in_readme
+
+    data = json.loads((ROOT / "docs" / "performance.json").read_text())
+    readme = (ROOT / "README.md").read_text()
+    assert in_readme(readme, data) == readme, "python tools/write_performance.py --page"
+    other = in_readme(readme, {f"speed:{MODEL}": comparison("tg64", [100.0], [50.0], 160.0)})
+    row = next(line for line in other.splitlines() if line.startswith("| Qwen2.5-Coder-0.5B"))
+    assert " | 100 | 62% | 2.00× | not measured | not measured |" in row
+    assert in_readme(other, data) == readme
+    with pytest.raises(ValueError, match="needs one"):
+        in_readme(readme.replace("<!-- end of speed -->", ""), data)
 
 
 def test_an_aim_is_judged_by_the_median_of_the_pairs(pages: ModuleType) -> None:
