@@ -68,10 +68,8 @@ class Attention {
  public:
   using Operand = typename E::Operand;
 
-  // touch: read the tile to come after each one, besides asking for it during it.
-  Attention(const AttendArgs& args, const Step& step, const Shape& shape, Worker& worker,
-            bool touch = false)
-      : args_(args), step_(step), shape_(shape), touch_(touch), scratch_(shape, worker.scratch) {}
+  Attention(const AttendArgs& args, const Step& step, const Shape& shape, Worker& worker)
+      : args_(args), step_(step), shape_(shape), scratch_(shape, worker.scratch) {}
 
   // The whole task: fold as the tiles come, then write the rows. next: the worker's next task, or
   // nullptr; its first tile is asked for during the last one of this.
@@ -261,23 +259,24 @@ class Attention {
     TileMemory memory;
     find_runs(task_, tile, first, end, memory);
     memory.next = memory;
-    int next_end = 0;
     if (next_task != nullptr) {
       const int64_t high = step_.positions[next_task->token + next_task->num_tokens - 1],
                     seen = high + 1 - next_tile * kTile;
-      next_end = seen < kTile ? static_cast<int>(seen) : kTile;
-      find_runs(*next_task, next_tile, 0, next_end, memory.next);
+      find_runs(*next_task, next_tile, 0, seen < kTile ? static_cast<int>(seen) : kTile,
+                memory.next);
     }
-    const TileRuns next = memory.next;
+    if (task_.num_tokens == 1) {  // bound by memory
+      for (int i = first / kRun; i * kRun < end; ++i)
+        touch(memory.keys[i], kRun * shape_.k_dim * E::bytes);
+      for (int i = first / kRun; i * kRun < end; ++i)
+        touch(memory.values[i], kRun * shape_.v_dim * E::bytes);
+    }
     // Blocks of about equal size: 7 rows as 4 + 3.
     int64_t blocks = (rows.end - rows.begin + E::max_rows - 1) / E::max_rows;
     for (int64_t r = rows.begin; r < rows.end; --blocks) {
       r += block(memory, r, (rows.end - r + blocks - 1) / blocks, out.from(r));
       memory.next = memory;  // once is enough
     }
-    if (!touch_ || rows.end - rows.begin > E::max_rows) return;
-    for (int i = 0; i * kRun < next_end; ++i) touch(next.keys[i], kRun * shape_.k_dim * E::bytes);
-    for (int i = 0; i * kRun < next_end; ++i) touch(next.values[i], kRun * shape_.v_dim * E::bytes);
   }
 
   int64_t block(const TileMemory& memory, int64_t r, int64_t rows, const Partials& out) {
@@ -309,7 +308,6 @@ class Attention {
   const AttendArgs& args_;
   const Step& step_;
   const Shape& shape_;
-  const bool touch_;
   Scratch scratch_;
   Task task_{-1, -1, -1, 0, 0, 0};
   int64_t num_rows_ = 0;
@@ -375,7 +373,7 @@ static void attend_tokens(const AttendArgs& args, const Step& step, const Shape&
   int64_t total = 0, before = 0;
   Task task, last;
   for (Tasks tasks(args, step, shape); tasks.next(task);) total += cost(task);
-  Attention<E> attention(args, step, shape, worker, step.num_tokens > 1);
+  Attention<E> attention(args, step, shape, worker);
   bool any = false;
   for (Tasks tasks(args, step, shape); tasks.next(task);) {
     const bool mine = (before + cost(task) / 2) * worker.count / total == worker.index;
