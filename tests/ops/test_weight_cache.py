@@ -161,7 +161,7 @@ def entry_field(name: str, value: object) -> Callable[[dict[str, object]], None]
     return lambda header: header["matrices"][1].__setitem__(name, value)  # type: ignore[index]
 
 
-DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (cut(0), "it is empty"),
     "shorter than a prefix": (cut(10), "does not start as such a file does"),
     "no header": (cut(24), "header does not fit"),
@@ -182,6 +182,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "unaligned": (reheader(entry_field("at", 8)), "aligned"),
     "another size": (reheader(entry_field("bytes", 64)), "number of bytes"),
     "another shape": (reheader(entry_field("n", 41)), "another shape"),
+    "a list for a name": (reheader(entry_field("name", [])), "its header is not one"),
+    "a pipe": (lambda p: (p.unlink(), os.mkfifo(p)), "it is not a file"),
 }
 
 
@@ -204,6 +206,26 @@ def test_a_damaged_file_is_told_of_removed_and_made_anew(
     assert path.read_bytes() == original
     assert all(m.mapped for m in pack(model(), 1).values())
     assert len(notes) == 1
+
+
+def test_directories_and_pipes_in_the_cache_stop_no_one(
+    cache: WeightCache, tmp_path: Path, notes: Notes
+) -> None:
+    pack = cache.packer(["1"], "m")
+    whole = pack(model(), 1)
+    (path,) = files(tmp_path)
+    path.unlink()
+    path.mkdir()
+    os.mkfifo(path.with_name(f"pipe{SUFFIX}"))
+    leftover = path.with_name(f".x{SUFFIX}.tmp")
+    os.mkfifo(leftover)
+    os.utime(leftover, (1, 1))
+    before = files(tmp_path)
+    assert same(whole, pack(model(), 1))
+    assert ["cannot be read" in notes[0], "cannot be written" in notes[1]] == [True, True]
+    assert cache.entries() == []
+    assert cache.clear() == 0
+    assert files(tmp_path) == before
 
 
 def test_every_flipped_byte_of_a_small_file_is_noticed(

@@ -12,6 +12,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,16 +83,18 @@ class WeightCache:
         path = self._path(key)
         try:
             matrices = read_matrices(path, key, weights, threads)
-            os.utime(path)
         except FileNotFoundError:
             return None
         except DamagedFileError as error:
             self._note(f"weight cache: {path} is damaged ({error}) and is made anew")
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # where it cannot be removed, storing says so
+                path.unlink()
             return None
         except OSError as error:
             self._note(f"weight cache: {path} cannot be read ({error.strerror}); going on without")
             return None
+        with suppress(OSError):  # someone else's cache can be used as well
+            os.utime(path)
         return matrices
 
     def store(self, key: str, matrices: Matrices, source: str, threads: int) -> bool:
@@ -144,7 +147,7 @@ class WeightCache:
 
     def _files(self) -> list[Path]:
         try:
-            return [p for p in self._directory.iterdir() if p.suffix == SUFFIX]
+            return [p for p in self._directory.iterdir() if p.suffix == SUFFIX and p.is_file()]
         except OSError:
             return []
 
@@ -160,7 +163,7 @@ class WeightCache:
         """Temporary files of writers that died: old, and locked by no one."""
         for path in self._directory.glob(f".*{SUFFIX}.tmp"):
             try:
-                if time.time() - path.stat().st_mtime < _LEFTOVER_AGE_S:
+                if time.time() - path.stat().st_mtime < _LEFTOVER_AGE_S or not path.is_file():
                     continue
                 with path.open("rb") as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -13,6 +13,7 @@ import fcntl
 import json
 import mmap
 import os
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -141,6 +142,8 @@ def _read_header(data: npt.NDArray[np.uint8]) -> _Header:
         numbers = (n for e in entries for n in (e.format, e.n, e.k, e.at, e.bytes))
         if not all(type(number) is int for number in numbers):
             raise TypeError
+        if not all(type(entry.name) is str for entry in entries):
+            raise TypeError
         return _Header(str(header["key"]), str(header["source"]), entries, _first_place(length))
     except (ValueError, TypeError, KeyError, RecursionError):
         raise DamagedFileError("its header is not one") from None
@@ -178,11 +181,19 @@ def read_matrices(
 
 def _mapped(path: Path) -> npt.NDArray[np.uint8]:
     """The file as read-only bytes; the mapping lives as long as the array."""
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
+    with open(path, "rb", opener=_open_at_once) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise DamagedFileError("it is not a file")
+        if status.st_size == 0:
             raise DamagedFileError("it is empty")
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     return np.frombuffer(mapping, dtype=np.uint8)
+
+
+def _open_at_once(name: str, flags: int) -> int:
+    """Waits for no one: a pipe without a writer would keep an ordinary open for ever."""
+    return os.open(name, flags | os.O_NONBLOCK)
 
 
 def about(path: Path) -> tuple[str, tuple[str, ...]]:
