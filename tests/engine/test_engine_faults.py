@@ -370,6 +370,17 @@ def test_prompt_logits_that_are_not_finite_end_their_request_alone() -> None:
     assert len(good.prompt_logprobs) == 3
 
 
+def test_samples_fork_from_their_own_row_beside_one_that_failed() -> None:
+    """As many rows are drawn from as there were, but not the same ones."""
+    engine = make_engine(ToyModel(BOTH, bad_token=60))
+    bad = engine.add([1, 60, 2], GREEDY.replace(prompt_logprobs=1))
+    two = engine.add([1, 2, 3], GREEDY.replace(n=2, banned_token_ids=[60]))
+    run_all(engine)
+    assert bad.generations[0].finish_reason == "error"
+    alone = solo([1, 2, 3], GREEDY.replace(banned_token_ids=[60]))
+    assert [g.token_ids for g in two.generations] == [alone, alone]
+
+
 def test_no_candidate_left_ends_the_request_alone() -> None:
     engine = make_engine(ToyModel(BOTH, bad_token=60))
     request = engine.add(

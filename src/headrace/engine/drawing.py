@@ -56,7 +56,7 @@ class Drawing:
                 generations += generation.request.generations
                 rows += [row] * sequence.num_slots
                 forking.append(sequence)
-        if len(rows) != len(drawing):
+        if forking or len(rows) != len(drawing):
             logits = logits[rows]
         deltas = self._accept_all(generations, logits)
         for sequence in forking:
