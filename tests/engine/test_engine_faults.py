@@ -376,7 +376,7 @@ def test_samples_fork_from_their_own_row_beside_one_that_failed() -> None:
     bad = engine.add([1, 60, 2], GREEDY.replace(prompt_logprobs=1))
     two = engine.add([1, 2, 3], GREEDY.replace(n=2, banned_token_ids=[60]))
     run_all(engine)
-    assert bad.generations[0].finish_reason == "error"
+    assert bad.output().outputs[0].finish_reason == "error"
     alone = solo([1, 2, 3], GREEDY.replace(banned_token_ids=[60]))
     assert [g.token_ids for g in two.generations] == [alone, alone]
 
