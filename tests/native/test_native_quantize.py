@@ -126,6 +126,25 @@ def test_refusals_name_the_thing() -> None:
             quantised("Q8_0", values)
 
 
+@pytest.mark.parametrize("name", LEGACY + K_QUANTS)
+def test_finite_weights_never_become_infinite(name: str) -> None:
+    """Bfloat16 holds 3e38, the float16 scale of a block far less: stored or refused."""
+    refused = []
+    for exponent in np.linspace(3, 38, 71):
+        values = np.full((2, 256), 10.0**exponent, np.float32)
+        values[:, ::3] *= -0.5
+        try:
+            stored = quantised(name, values)
+        except ValueError as error:
+            refused.append(str(error))
+        else:
+            assert not refused
+            assert np.isfinite(dequantised(name, stored)).all()
+    why = "quantize: a value is too large for the float16 scale of its block"
+    assert set(refused) == {why}
+    assert len(refused) <= 71 - 4  # 10^4.5 is stored
+
+
 @pytest.mark.large
 @pytest.mark.parametrize("name", LEGACY + K_QUANTS)
 def test_no_worse_than_llama_cpp(name: str) -> None:

@@ -78,6 +78,8 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<2>> quantize_array(int from, const Byte
   }
   if (result == Quantized::NoQuantiser)
     refuse("quantize", std::string(name(target)) + " has no quantiser");
+  if (result == Quantized::TooLarge)
+    refuse("quantize", "a value is too large for the float16 scale of its block");
   if (result == Quantized::NotFinite)
     refuse("quantize", "a value is not finite and cannot be quantised");
   uint8_t* p = out.release();

@@ -13,16 +13,20 @@ namespace headrace {
 
 namespace {
 
-// Infinities and NaNs are the floats whose exponent is all ones.
-bool all_finite(const float* x, int64_t n) {
+// Largest magnitude as the bits of a float; infinities and NaNs are those with an exponent of all
+// ones.
+uint32_t largest(const float* x, int64_t n) {
   uint32_t worst = 0;
   for (int64_t i = 0; i < n; ++i) {
     uint32_t bits;
     std::memcpy(&bits, x + i, 4);
     worst = std::max(worst, bits & 0x7fffffffu);
   }
-  return worst < 0x7f800000u;
+  return worst;
 }
+constexpr uint32_t kInfinity = 0x7f800000u;
+// 2^15: below, no format's scale or minimum leaves float16.
+constexpr uint32_t kHarmless = 0x47000000u;
 
 }  // namespace
 
@@ -34,10 +38,15 @@ Quantized quantize(Format from, const uint8_t* data, int64_t n, int64_t k, Forma
     std::vector<float> row(static_cast<size_t>(k));
     for (int64_t i = first; i < last && result == Quantized::Done; ++i) {
       dequantize_row(from, data + i * from_bytes, k, row.data());
-      if (!all_finite(row.data(), k))
+      const uint32_t worst = largest(row.data(), k);
+      if (worst >= kInfinity) {
         result = Quantized::NotFinite;
-      else if (!kernels.quantize_row(to, row.data(), k, out + i * to_bytes))
+      } else if (!kernels.quantize_row(to, row.data(), k, out + i * to_bytes)) {
         result = Quantized::NoQuantiser;
+      } else if (worst >= kHarmless) {
+        dequantize_row(to, out + i * to_bytes, k, row.data());
+        if (largest(row.data(), k) >= kInfinity) result = Quantized::TooLarge;
+      }
     }
   };
   const int64_t useful = std::min<int64_t>(threads, (n * k >> 18) + 1);

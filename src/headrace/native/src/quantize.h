@@ -7,7 +7,8 @@
 
 namespace headrace {
 
-enum class Quantized { Done, NoQuantiser, NotFinite };
+// TooLarge: a scale or minimum is beyond float16.
+enum class Quantized { Done, NoQuantiser, NotFinite, TooLarge };
 
 // data: n rows of file_row_bytes(from, k), only read; out: n rows of file_row_bytes(to, k). k must
 // be a multiple of both formats' geometry().k. Equal bytes on every level and for any number of
