@@ -253,8 +253,7 @@ class Engine:
             sequence.num_computed_tokens = computed
             if computed > sequence.num_stored_tokens:
                 sequence.num_stored_tokens = computed
-            generation = sequence.generation
-            assert generation is not None
+            generation = generation_of(sequence)
             generation.request.num_computed_tokens += count
             if trims:
                 assert sequence.blocks is not None

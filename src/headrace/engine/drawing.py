@@ -46,8 +46,7 @@ class Drawing:
                 continue  # it failed in this step
             if self._observer is not None:
                 self._observer.drawn_from(sequence, logits[row])
-            generation = sequence.generation
-            assert generation is not None
+            generation = generation_of(sequence)
             if sequence.num_slots == 1:
                 generations.append(generation)
                 rows.append(row)

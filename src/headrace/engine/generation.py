@@ -91,7 +91,7 @@ class Generation:
         self._end_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self._end_ids |= request.eos_ids
-        sequence.generation = self
+        sequence.owner = self
 
     @property
     def text(self) -> str:
@@ -277,8 +277,9 @@ class Request:
 
 def generation_of(sequence: Sequence) -> Generation:
     """The output side of a sequence that the engine has made."""
-    assert sequence.generation is not None
-    return sequence.generation
+    owner = sequence.owner
+    assert isinstance(owner, Generation)
+    return owner
 
 
 def _since(start: float | None, end: float | None) -> float | None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headrace.engine.blocks import SequenceBlocks
-    from headrace.engine.generation import Generation
 
 
 class Status(Enum):
@@ -49,12 +48,12 @@ class Sequence:
         while its entry stays where it is, in a shared block.
     num_slots: running places it counts for (its not yet forked siblings included).
     session: key of the kept history it may extend and will leave behind, if any.
+    owner: what its tokens are drawn for (generation.py); scheduling only carries it.
     """
 
     __slots__ = (
         "blocks",
         "cache_note",
-        "generation",
         "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -63,6 +62,7 @@ class Sequence:
         "num_slots",
         "num_stored_tokens",
         "order",
+        "owner",
         "reuses_history",
         "session",
         "status",
@@ -94,7 +94,7 @@ class Sequence:
         self.num_preemptions = 0
         self.num_cached_tokens = 0
         self.cache_note: str | None = None
-        self.generation: Generation | None = None
+        self.owner: object | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.engine import sampler
-from headrace.engine.generation import Request, entry_of
+from headrace.engine.generation import Request, entry_of, generation_of
 from headrace.engine.request import Sequence
 from headrace.engine.scheduler import Plan
 from headrace.ops.batch import Batch
@@ -104,8 +104,7 @@ class PromptScorer:
 
 
 def _request(sequence: Sequence) -> Request:
-    assert sequence.generation is not None
-    return sequence.generation.request
+    return generation_of(sequence).request
 
 
 def _wanted(sequence: Sequence, count: int) -> tuple[int, int]:
