@@ -127,5 +127,7 @@ def test_a_native_profile() -> None:
     assert sum(row.count for row in rows) == step
     assert sum(row.seconds for row in rows) == pytest.approx(sum(s for _, s in profile[:step]))
     assert sum(row.operations for row in rows) == cost.total.operations
-    assert {"matmul F32", "attend bf16", "embed F32"} <= {row.name for row in rows}
+    names = {row.name for row in rows}
+    assert {"matmul F32", "attend bf16"} <= names
+    assert any(name.startswith("row_wise") for name in names)  # the embedding among them
     assert all(a.seconds >= b.seconds for a, b in pairwise(rows))
