@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kGroupBytes = 384 * 1024;  // of activations
 // Tiles whose accumulators fill the registers; with one token, enough panels to hide latency.
 #ifdef HR_AVX512
-constexpr int kMaxTile = 6, kPanels = 2, kOneTokenPanels = 2;
+constexpr int kMaxTile = 6, kPanels = 2, kOneTokenPanels = 4;
 #else
 constexpr int kMaxTile = 4, kPanels = 1, kOneTokenPanels = 2;
 #endif
