@@ -1,8 +1,8 @@
 """llama.cpp through llama-cpp-python's low-level binding.
 
-Flags: flash attention on and the micro batch at 512 (faster than off and than 2048 on
-SmolLM2), KV in f16, weights repacked where llama.cpp can, a cache of its own per sequence and windows
-kept short, as llama-batched-bench sets them.
+Flags: flash attention on and the micro batch at 512 (faster than off and than 2048 on SmolLM2), KV
+in f16, weights repacked where llama.cpp can, a cache of its own per sequence and windows kept
+short, as llama-batched-bench sets them.
 """
 
 from __future__ import annotations
