@@ -8,9 +8,7 @@ inside the processes. An engine that fails drops out with its reason; the run go
 
 from __future__ import annotations
 
-import os
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -19,11 +17,11 @@ from typing import Any
 
 from headrace.bench.conditions import machine_conditions
 from headrace.bench.gate import check
+from headrace.bench.others import Others
 from headrace.bench.peers.catalog import HEADRACE, PeerEntry
 from headrace.bench.peers.peer import CannotRun, Load, Measured
 from headrace.bench.peers.process import WorkerFailed, WorkerProcess
-from headrace.bench.setup import Settings, make_subject
-from headrace.engine.config import Machine
+from headrace.bench.setup import Settings, make_subject, num_threads
 from headrace.engine.model import open_model
 from headrace.errors import UsageError
 from headrace.formats.fetching import Reporter
@@ -215,10 +213,8 @@ def measure_model(
                 f"{test.name} needs a context of {needed} tokens, and {model} has "
                 f"{program.max_context}."
             )
-    num_threads = (
-        Machine.probe(os.environ).num_cpus if plan.num_threads is None else plan.num_threads
-    )
-    subject = make_subject(opened, Settings(), num_threads)
+    threads = num_threads(plan.num_threads)
+    subject = make_subject(opened, Settings(), threads)
     subject.check()
     checked = check(
         subject,
@@ -226,13 +222,13 @@ def measure_model(
         on_start=lambda n: notice(f"checking: {n}"),
     )
     del subject  # its weights and buffers
-    probe = MachineProbe(num_threads)
+    probe = MachineProbe(threads)
     probes: dict[str, list[MachineRates]] = {test.name: [] for test in tests}
     result = compare(
         opened.path,
         tests,
         peers,
-        num_threads=num_threads,
+        num_threads=threads,
         repetitions=plan.repetitions,
         notice=notice,
         between=lambda test: probes[test.name].append(probe.rates()),
@@ -245,7 +241,7 @@ def measure_model(
     conditions = machine_conditions() | {
         "model": model,
         "weights": ", ".join(sorted({t.format.name for t in program.weights.values()})),
-        "threads": num_threads,
+        "threads": threads,
         "isa": probe.isa,
         "repetitions": plan.repetitions,
         "checked": [rung.name for rung in checked.rungs],
@@ -315,32 +311,3 @@ def _measure(
     outcome.rates.setdefault(test.name, []).append(test.tokens / measured.seconds)
     outcome.others.setdefault(test.name, []).append(share)
     outcome.tokens[test.name] = measured.tokens
-
-
-class Others:
-    """While it is open: how much of the CPUs went to anyone but one worker (Linux; elsewhere 0)."""
-
-    def __init__(self, worker: WorkerProcess) -> None:
-        self._worker = worker
-        self.share = 0.0
-
-    def __enter__(self) -> Others:
-        self._begin = (time.monotonic(), _busy_seconds(), self._worker.cpu_seconds())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        begin, busy, own = self._begin
-        taken = (_busy_seconds() - busy) - (self._worker.cpu_seconds() - own)
-        whole = (time.monotonic() - begin) * (os.cpu_count() or 1)
-        # The system counts in ticks of 10 ms; a few of them are no disturbance.
-        self.share = max(taken - 0.03, 0.0) / whole if whole > 0 else 0.0
-
-
-def _busy_seconds() -> float:
-    """Seconds of all CPUs together that were not idle, a hypervisor's theft included."""
-    try:
-        with open("/proc/stat", encoding="ascii") as file:
-            user, nice, system, _, _, irq, softirq, steal = map(int, file.readline().split()[1:9])
-    except (OSError, ValueError):
-        return 0.0
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")

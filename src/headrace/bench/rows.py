@@ -102,9 +102,7 @@ def _steps(case: Case, costs: CostModel) -> list[StepCost]:
     """The fewest steps that do the work of a case (limits/workloads.py)."""
     steps = []
     if case.num_prompt:
-        steps.append(
-            costs.step([Chunk(case.num_prompt, case.depth + case.num_prompt)] * case.batch)
-        )
+        steps.append(_prompts(case, costs))
     # In a batch the prompt's logits give the first token.
     num_steps = case.num_output - (1 if case.num_prompt else 0)
     return steps + list(decode_steps(costs, num_steps, depth=case.start, batch=case.batch))

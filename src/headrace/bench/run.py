@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from headrace.bench.cases import Case, Plan
@@ -29,6 +30,7 @@ from headrace.ops.cost import CostModel
 from headrace.ops.kv import KVFormat
 from headrace.verify.faults import NO_FAULT
 from headrace.verify.ladder import Report as CheckReport
+from headrace.verify.subject import Subject
 
 #: Told what is about to happen, for a person who waits.
 Notice = Callable[[str], None]
@@ -79,40 +81,53 @@ def run_bench(
     weights = None
     for count, config in zip(counts, configs, strict=True):
         prefix = f"{count} threads: " if len(counts) > 1 else ""
+        told = partial(_tell, notice, prefix)
         subject = make_subject(model, settings, count)
         subject.weights = weights
-        subject.check()
-        report = check(
-            subject,
-            max(case.batch for case in cases),
-            on_start=lambda name, p=prefix: notice(f"{p}checking: {name}"),  # type: ignore[misc]
-        )
+        report = _checked(subject, cases, settings, told)
         weights = subject.weights
-        if settings.fault is not NO_FAULT:
-            raise UsageError(
-                f"The quick check does not see the fault {settings.fault.name}; "
-                f"`headrace verify --inject {settings.fault.name}` climbs the whole ladder."
-            )
-        notice(f"{prefix}probing the machine")
+        told("probing the machine")
         probe = MachineProbe(count, settings.isa)
+        if probe.note is not None:
+            result.conditions["probe_note"] = probe.note
         executor = native_executor(model.program, config, weights=weights, isa=settings.isa)
         engine = Engine(executor, vocabulary_of(model), config)
         one = ThreadResult(count, executor.isa, report)
-        _repeat(engine, cases, plan.repetitions, probe, one, lambda t, p=prefix: notice(p + t))  # type: ignore[misc]
+        _repeat(engine, cases, plan.repetitions, probe, one, told)
         costs = CostModel(
             model.program, kv_format=KVFormat(config.kv_format), cache_bytes=probe.llc_bytes
         )
         for case in cases:
             one.rows += rows_of(case, one.samples[case], costs, median_rates(one.probes_of[case]))
             if settings.ops:
-                notice(f"{prefix}timing the ops of {case.label}")
+                told(f"timing the ops of {case.label}")
                 one.ops += profile_case(engine, executor, case, costs, probe.rates())
         result.results.append(one)
     result.conditions["isa"] = result.results[0].isa
     result.conditions["load_average_after"] = round(os.getloadavg()[0], 2)
-    if probe.note is not None:
-        result.conditions["probe_note"] = probe.note
     return result
+
+
+def _tell(notice: Notice, prefix: str, text: str) -> None:
+    notice(prefix + text)
+
+
+def _checked(
+    subject: Subject, cases: Sequence[Case], settings: Settings, notice: Notice
+) -> CheckReport:
+    """What the gate says; a planted fault must not pass it."""
+    subject.check()
+    report = check(
+        subject,
+        max(case.batch for case in cases),
+        on_start=lambda name: notice(f"checking: {name}"),
+    )
+    if settings.fault is not NO_FAULT:
+        raise UsageError(
+            f"The quick check does not see the fault {settings.fault.name}; "
+            f"`headrace verify --inject {settings.fault.name}` climbs the whole ladder."
+        )
+    return report
 
 
 def _repeat(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from headrace.cli import options as o
+from headrace.cli.live import LiveLine
+from headrace.cli.progress import StderrReporter
 from headrace.errors import UsageError
-
-OUTPUTS = ("table", "md", "csv", "json")
 
 
 def compare(
@@ -38,9 +38,7 @@ def compare(
     repetitions: Annotated[
         int, typer.Option("--repetitions", "-r", help="Interleaved repetitions.")
     ] = 3,
-    output: Annotated[
-        str, typer.Option("--output", "-o", help="table, md, csv or json.")
-    ] = "table",
+    output: o.Output = "table",
     offline: o.Offline = False,
 ) -> None:  # fmt: skip
     """Compare speed with other engines: same model, tokens and threads, measured in turns.
@@ -58,15 +56,14 @@ def compare(
     ):  # fmt: skip
         if not low <= value <= 1_000_000:
             raise UsageError(f"{flag} must be {low} … 1000000, not {value}.")
-    if output not in OUTPUTS:
-        raise UsageError(f"--output must be one of {', '.join(OUTPUTS)}, not {output!r}.")
+    o.check_output(output)
     installed = [entry for entry in entries if entry.installed]
     if not installed:
         lines = "\n".join(f"  {entry.install}" for entry in entries)
         raise UsageError(f"None of these engines is installed; install one with:\n{lines}")
 
-    from headrace.bench.compare import Plan
-    from headrace.bench.compare_report import render
+    from headrace.bench.compare import Plan, measure_model
+    from headrace.bench.compare_report import render, to_dict
 
     plan = Plan(
         prompt=prompt,
@@ -78,28 +75,16 @@ def compare(
         num_threads=threads,
     )
     missing = [{"title": e.title, "install": e.install} for e in entries if not e.installed]
-    typer.echo(render(_run(model, plan, installed, missing, offline), output))
-
-
-def _run(
-    model: str, plan: Any, installed: Any, missing: list[dict[str, str]], offline: bool
-) -> dict[str, Any]:
-    from headrace.bench.compare import measure_model
-    from headrace.bench.compare_report import to_dict
-    from headrace.cli.progress import StderrReporter
-
-    live = sys.stderr.isatty()
-
-    def notice(text: str) -> None:
-        if live:
-            print(f"\r\x1b[2K… {text}", end="", file=sys.stderr, flush=True)
-
-    result, conditions = measure_model(
-        model, plan, installed, offline=offline, progress=StderrReporter(), notice=notice
-    )
-    if live:
-        print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
-    return to_dict(result, conditions | {"missing": missing})
+    with LiveLine(sys.stderr) as line:
+        result, conditions = measure_model(
+            model,
+            plan,
+            installed,
+            offline=offline,
+            progress=StderrReporter(),
+            notice=line.show,
+        )
+    typer.echo(render(to_dict(result, conditions | {"missing": missing}), output))
 
 
 def _counts(text: str) -> tuple[int, ...]:

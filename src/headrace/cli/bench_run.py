@@ -10,7 +10,6 @@ import typer
 from headrace.cli import options as o
 from headrace.cli.live import LiveLine
 from headrace.cli.progress import StderrReporter
-from headrace.errors import UsageError
 
 Numbers = str  # comma-separated whole numbers
 
@@ -44,9 +43,7 @@ def bench_run(
     repetitions: Annotated[
         int, typer.Option("--repetitions", "-r", help="Repetitions of every test.")
     ] = 5,
-    output: Annotated[
-        str, typer.Option("--output", "-o", help="table, md, csv or json.")
-    ] = "table",
+    output: o.Output = "table",
     ops: Annotated[
         bool, typer.Option("--ops", help="Also a table of the ops: where the time goes.")
     ] = False,
@@ -76,8 +73,7 @@ def bench_run(
     from headrace.bench.cases import Plan, numbers
 
     output = "json" if as_json else output
-    if output not in (outputs_known := ("table", "md", "csv", "json")):
-        raise UsageError(f"--output must be one of {', '.join(outputs_known)}, not {output!r}.")
+    o.check_output(output)
     plan = Plan(
         prompts=numbers("-p", prompts),
         outputs=numbers("-n", outputs),

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from headrace.errors import UsageError
+
 Model = Annotated[
     str,
     typer.Argument(
@@ -91,8 +93,17 @@ WeightCache = Annotated[
     ),
 ]
 Offline = Annotated[bool, typer.Option("--offline", help="Use only what is in the local cache.")]
+#: How `headrace bench` prints.
+OUTPUTS = ("table", "md", "csv", "json")
+Output = Annotated[str, typer.Option("--output", "-o", help="table, md, csv or json.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 Stats = Annotated[bool, typer.Option("--stats", help="Print a line of statistics to stderr.")]
+
+
+def check_output(output: str) -> None:
+    """Raises UsageError for what is not one of OUTPUTS."""
+    if output not in OUTPUTS:
+        raise UsageError(f"--output must be one of {', '.join(OUTPUTS)}, not {output!r}.")
 
 
 def given(**options: Any) -> dict[str, Any]:

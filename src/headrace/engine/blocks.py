@@ -164,8 +164,6 @@ class BlockManager:
     All methods are all-or-nothing: they either do the whole thing or, where they say so, nothing.
     """
 
-    shares_blocks = True
-
     def __init__(
         self,
         groups: Sequence[KVGroupSpec],
@@ -360,8 +358,6 @@ class ContiguousBlockManager(BlockManager):
     A holder gets one run of neighbouring blocks for the longest it may become when it is opened,
     and nothing later; nothing is shared (a fork copies) and windows are not trimmed.
     """
-
-    shares_blocks = False
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from headrace.models.weights import WeightSpec
 from headrace.ops.contract import Ops, Rows, V
 from headrace.ops.kv import KVGroupSpec
 from headrace.quant.formats import BF16, F32, NumberFormat
-from headrace.quant.tensor import TensorInfo, TensorSpec
+from headrace.quant.tensor import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class ModelOutline:
 
     config: ModelConfig
     family: Family
-    weights: Mapping[str, TensorInfo]
+    weights: Mapping[str, TensorSpec]
 
     @property
     def kv_groups(self) -> tuple[KVGroupSpec, ...]:

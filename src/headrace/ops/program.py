@@ -16,7 +16,7 @@ from typing import Protocol
 
 from headrace.ops.contract import Ops, V
 from headrace.ops.kv import KVGroupSpec
-from headrace.quant.tensor import HostTensor, TensorInfo
+from headrace.quant.tensor import HostTensor, TensorSpec
 
 
 class Outline(Protocol):
@@ -24,7 +24,7 @@ class Outline(Protocol):
     canonical form (models/weights.py)."""
 
     @property
-    def weights(self) -> Mapping[str, TensorInfo]: ...
+    def weights(self) -> Mapping[str, TensorSpec]: ...
     @property
     def kv_groups(self) -> tuple[KVGroupSpec, ...]: ...
     @property

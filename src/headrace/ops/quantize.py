@@ -18,7 +18,7 @@ from headrace.quant.tensor import HostTensor, PendingTensor
 #: Formats that a quantiser exists for, the largest first.
 QUANTISERS: tuple[NumberFormat, ...] = tuple(
     FORMATS[name]
-    for name in (*("Q8_0", "Q6_K", "Q5_1", "Q5_0", "Q5_K", "Q4_1", "Q4_0", "Q4_K", "Q3_K", "Q2_K"),)
+    for name in ("Q8_0", "Q6_K", "Q5_1", "Q5_0", "Q5_K", "Q4_1", "Q4_0", "Q4_K", "Q3_K", "Q2_K")
 )
 
 

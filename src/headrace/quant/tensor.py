@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,26 +13,11 @@ import numpy.typing as npt
 from headrace.quant.formats import NumberFormat
 
 
-class TensorInfo(Protocol):
-    """What is known of a weight before its bytes are: a TensorSpec or a HostTensor."""
-
-    @property
-    def format(self) -> NumberFormat: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def columns(self) -> int: ...
-    @property
-    def num_bytes(self) -> int:
-        """Bytes as stored, scales included."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A weight without its numbers: enough to record a program and to count its cost."""
+    """A weight by shape and number format: enough to record a program and to count its cost.
+
+    shape: all axes; all but the last are folded into `rows` (a vector has rows = 1)."""
 
     format: NumberFormat
     shape: tuple[int, ...]
@@ -48,36 +32,21 @@ class TensorSpec:
 
     @property
     def num_bytes(self) -> int:
+        """Bytes as stored, scales included."""
         return self.rows * self.format.row_bytes(self.columns)
 
 
 @dataclass(frozen=True, slots=True)
-class HostTensor:
-    """A matrix [rows, columns] (a vector has rows = 1) in one number format. With more than two
-    axes, all but the last are folded into rows.
+class HostTensor(TensorSpec):
+    """A matrix [rows, columns] in one number format, with its bytes.
 
     data: uint8 [rows, row_bytes], C-contiguous, usually a view of a memory-mapped file; it is never
     written. row_order: int32 [rows] or None; canonical row i is stored row row_order[i] (GGUF's
     permuted Q/K rows are undone this way, so that no quantised byte is touched).
     """
 
-    format: NumberFormat
-    shape: tuple[int, ...]
     data: npt.NDArray[np.uint8]
     row_order: npt.NDArray[np.int32] | None = None
-
-    @property
-    def rows(self) -> int:
-        return math.prod(self.shape[:-1])
-
-    @property
-    def columns(self) -> int:
-        return self.shape[-1]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes as stored, scales included."""
-        return self.rows * self.format.row_bytes(self.columns)
 
     def loaded(self) -> HostTensor:
         """The tensor with its bytes in memory: itself. Ask once for several readings."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.bench.peers.peer import CannotRun, Ids, Measured
+from headrace.bench.peers.peer import CannotRun, Ids, Load, Measured
 
 #: Logical batch size, llama.cpp's own default.
 NUM_BATCH = 2048
@@ -71,14 +72,48 @@ class Stepper:
         return drawn
 
 
-class GgmlMeasuring:
-    """The three measurements over two contexts: one for one sequence, one for batches."""
+class GgmlPeer(ABC):
+    """The three measurements over two contexts: one for one sequence, one for batches.
 
-    _single: Stepper
-    _many: Stepper
+    title: what errors call the engine. library: its ctypes module, with llama.cpp's functions.
+    """
 
+    def __init__(self, title: str, library: ModuleType) -> None:
+        self._title = title
+        self._library = library
+
+    def open(self, load: Load, model_params: Any) -> None:
+        """Loads the model and makes both contexts. Raises CannotRun."""
+        library = self._library
+        library.llama_backend_init()
+        model = library.llama_model_load_from_file(one_file(load.model), model_params)
+        if not model:
+            raise CannotRun(f"{self._title} cannot load this file.")
+        self._single = self._stepper(model, load.num_threads, 1, load.max_context)
+        self._many = self._stepper(model, load.num_threads, load.num_sequences, load.batch_context)
+
+    def _stepper(self, model: Any, num_threads: int, num_sequences: int, context: int) -> Stepper:
+        library = self._library
+        params = library.llama_context_default_params()
+        params.n_ctx = num_sequences * context
+        params.n_batch = NUM_BATCH
+        params.n_ubatch = NUM_UBATCH
+        params.n_seq_max = num_sequences
+        params.n_threads = params.n_threads_batch = num_threads
+        self._tune(params)
+        made = library.llama_init_from_model(model, params)
+        if not made:
+            raise CannotRun(f"{self._title} cannot make a context of this size.")
+        vocab_size = library.llama_vocab_n_tokens(library.llama_model_get_vocab(model))
+        return Stepper(library, made, vocab_size)
+
+    @abstractmethod
+    def _tune(self, params: Any) -> None:
+        """Sets the engine's best flags in the parameters of a context."""
+
+    @abstractmethod
     def _clear(self, context: Any) -> None:
-        raise NotImplementedError
+        """Empties a context's cache."""
 
     def prefill(self, ids: Ids) -> Measured:
         self._clear(self._single.context)

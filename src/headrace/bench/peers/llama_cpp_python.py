@@ -13,38 +13,21 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from headrace.bench.peers.ggml import (
-    NUM_BATCH,
-    NUM_UBATCH,
-    GgmlMeasuring,
-    Stepper,
-    compiler_of,
-    one_file,
-)
-from headrace.bench.peers.peer import CannotRun, Load
+from headrace.bench.peers.ggml import NUM_BATCH, NUM_UBATCH, GgmlPeer, compiler_of
+from headrace.bench.peers.peer import Load
 
 _FLASH_ATTENTION_ON = 1
 
 
-class LlamaCpp(GgmlMeasuring):
+class LlamaCpp(GgmlPeer):
     """See peer.Peer."""
 
     def __init__(self) -> None:
-        self._library = importlib.import_module("llama_cpp")
+        super().__init__("llama.cpp", importlib.import_module("llama_cpp"))
 
     def load(self, load: Load) -> dict[str, str]:
         library = self._library
-        library.llama_backend_init()
-        model = library.llama_model_load_from_file(
-            one_file(load.model), library.llama_model_default_params()
-        )
-        if not model:
-            raise CannotRun("llama.cpp cannot load this file.")
-        vocab_size = library.llama_vocab_n_tokens(library.llama_model_get_vocab(model))
-        self._single = self._stepper(model, vocab_size, load.num_threads, 1, load.max_context)
-        self._many = self._stepper(
-            model, vocab_size, load.num_threads, load.num_sequences, load.batch_context
-        )
+        self.open(load, library.llama_model_default_params())
         folder = Path(str(library.__file__)).parent / "lib"
         return {
             "version": f"llama-cpp-python {version('llama-cpp-python')}",
@@ -55,21 +38,9 @@ class LlamaCpp(GgmlMeasuring):
             f"one cache per sequence",
         }
 
-    def _stepper(
-        self, model: Any, vocab_size: int, num_threads: int, num_sequences: int, context: int
-    ) -> Stepper:
-        params = self._library.llama_context_default_params()
-        params.n_ctx = num_sequences * context
-        params.n_batch = NUM_BATCH
-        params.n_ubatch = NUM_UBATCH
-        params.n_seq_max = num_sequences
-        params.n_threads = params.n_threads_batch = num_threads
+    def _tune(self, params: Any) -> None:
         params.flash_attn_type = _FLASH_ATTENTION_ON
         params.swa_full = False
-        made = self._library.llama_init_from_model(model, params)
-        if not made:
-            raise CannotRun("llama.cpp cannot make a context of this size.")
-        return Stepper(self._library, made, vocab_size)
 
     def _clear(self, context: Any) -> None:
         self._library.llama_memory_clear(self._library.llama_get_memory(context), True)

@@ -4,7 +4,6 @@
 // arithmetic is docs/numerics.md's, "Activation rounding, int8".
 #pragma once
 
-#include "kernels/round_four.h"
 #include "matmul.h"
 #include "simd.h"
 
@@ -210,11 +209,16 @@ static inline void prepare_row(ActivationKind kind, const float* x, int64_t n, s
     case ActivationKind::Int8: {
       auto* out = reinterpret_cast<ActivationBlock*>(area) + column / kBlock;
 #ifdef HR_AVX512
-      for (; n >= 16 * kBlock; n -= 16 * kBlock, x += 16 * kBlock, out += 16) quantise_16(x, out);
-      for (; n >= 4 * kBlock; n -= 4 * kBlock, x += 4 * kBlock, out += 4) {
-        if (quantise_four(x, out)) continue;
-        for (int64_t b = 0; b < 4; ++b) quantise(x + b * kBlock, 32, out + b);
+      const int64_t whole = n / kBlock;
+      int64_t done = whole / 16 * 16;
+      for (int64_t b = 0; b < done; b += 16) quantise_16(x + b * kBlock, out + b);
+      // The last sixteen may reach back over blocks that are done: those get the same bytes again,
+      // and five blocks are ready sooner than one by one.
+      if (done > 0 && whole - done > 4) {
+        quantise_16(x + (whole - 16) * kBlock, out + whole - 16);
+        done = whole;
       }
+      n -= done * kBlock, x += done * kBlock, out += done;
 #endif
       for (; n > 0; n -= kBlock, x += kBlock, ++out) quantise(x, present(n), out);
       break;
