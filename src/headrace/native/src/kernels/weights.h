@@ -132,6 +132,25 @@ using WeightQ4_1 = WeightLegacy<0, true, false>;
 using WeightQ5_0 = WeightLegacy<16, false, true>;
 using WeightQ5_1 = WeightLegacy<0, true, true>;
 
+// ---- 8 blocks under one head ------------------------------------------------------------------
+
+// Walks a panel of K-quants: a head of Head bytes for eight blocks, then their bodies.
+template <int64_t Head, int64_t Body>
+struct EightBlocks {
+  static constexpr int64_t kBytes = Head + 8 * Body;
+  const uint8_t* head;  // of the current 8 blocks
+  const uint8_t* at;    // body of the current block
+  void open(const uint8_t* panel) { head = panel - kBytes; }
+  void next(int64_t block) {
+    if (block % 8 == 0) {
+      head += kBytes;
+      at = head + Head;
+    } else {
+      at += Body;
+    }
+  }
+};
+
 // ---- 8 blocks with 6-bit sub-scales -----------------------------------------------------------
 
 template <bool HasFifth>
@@ -143,28 +162,23 @@ struct WeightK {
   static constexpr int64_t kHead = 64 + 3 * 64;
   static constexpr int64_t kBody = 256 + (HasFifth ? 64 : 0);
   static constexpr int64_t kBlockBytes = (kHead + 8 * kBody) / 8, kGrain = 8;  // on average
-  struct Reader {
-    const uint8_t* head;    // of the current 8 blocks
-    const uint8_t* at;      // nibbles (after the fifth bits) of the current block
+  struct Reader : EightBlocks<kHead, kBody> {
+    using Walk = EightBlocks<kHead, kBody>;
+    using Walk::at, Walk::head;
     i32x16 scales, minima;  // four 6-bit numbers a lane, one a byte, the current one in byte 0
     i32x16 fifth;
-    void open(const uint8_t* panel) { head = panel - kHead - 8 * kBody; }
     void next(int64_t block) {
+      Walk::next(block);
       if (block % 8 == 0) {
-        head += kHead + 8 * kBody;
-        at = head + kHead;
         scales = loadi(head + 64) & splati(0x3f3f3f3f);
         minima = loadi(head + 128) & splati(0x3f3f3f3f);
+      } else if (block % 8 == 4) {
+        i32x16 both = loadi(head + 192);
+        scales = nibbles_low(both) | (shr<2>(loadi(head + 64)) & splati(0x30303030));
+        minima = nibbles_high(both) | (shr<2>(loadi(head + 128)) & splati(0x30303030));
       } else {
-        at += kBody;
-        if (block % 8 == 4) {
-          i32x16 both = loadi(head + 192);
-          scales = nibbles_low(both) | (shr<2>(loadi(head + 64)) & splati(0x30303030));
-          minima = nibbles_high(both) | (shr<2>(loadi(head + 128)) & splati(0x30303030));
-        } else {
-          scales = shr<8>(scales);
-          minima = shr<8>(minima);
-        }
+        scales = shr<8>(scales);
+        minima = shr<8>(minima);
       }
       if constexpr (HasFifth) fifth = loadi(at);
     }
@@ -192,20 +206,9 @@ struct WeightQ6_K {
   static constexpr int kOffset = 32;
   static constexpr int kBits = 6;
   static constexpr bool kHasMin = false, kTwoScales = true, kTwoMinima = false;
-  static constexpr int64_t kBody = 32 + 128 + 256;
-  static constexpr int64_t kBlockBytes = (32 + 8 * kBody) / 8, kGrain = 8;  // on average
-  struct Reader {
-    const uint8_t* head;
-    const uint8_t* at;
-    void open(const uint8_t* panel) { head = panel - 32 - 8 * kBody; }
-    void next(int64_t block) {
-      if (block % 8 == 0) {
-        head += 32 + 8 * kBody;
-        at = head + 32;
-      } else {
-        at += kBody;
-      }
-    }
+  static constexpr int64_t kHead = 32, kBody = 32 + 128 + 256;
+  static constexpr int64_t kBlockBytes = (kHead + 8 * kBody) / 8, kGrain = 8;  // on average
+  struct Reader : EightBlocks<kHead, kBody> {
     f32x16 scale() const { return load_f16(head); }
     template <int Half>
     i32x16 half_scale() const {
@@ -233,18 +236,7 @@ struct WeightQ2_K {
   static constexpr bool kHasMin = false, kTwoScales = true, kTwoMinima = true;
   static constexpr int64_t kHead = 64, kBody = 32 + 128;
   static constexpr int64_t kBlockBytes = (kHead + 8 * kBody) / 8, kGrain = 8;  // on average
-  struct Reader {
-    const uint8_t* head;
-    const uint8_t* at;
-    void open(const uint8_t* panel) { head = panel - kHead - 8 * kBody; }
-    void next(int64_t block) {
-      if (block % 8 == 0) {
-        head += kHead + 8 * kBody;
-        at = head + kHead;
-      } else {
-        at += kBody;
-      }
-    }
+  struct Reader : EightBlocks<kHead, kBody> {
     f32x16 scale() const { return load_f16(head); }
     f32x16 minimum() const { return zero() - load_f16(head + 32); }
     template <int Half>
@@ -268,19 +260,12 @@ struct WeightQ3_K {
   static constexpr bool kHasMin = false, kTwoScales = true, kTwoMinima = false;
   static constexpr int64_t kHead = 32 + 3 * 64, kBody = 64 + 128;
   static constexpr int64_t kBlockBytes = (kHead + 8 * kBody) / 8, kGrain = 8;  // on average
-  struct Reader {
-    const uint8_t* head;
-    const uint8_t* at;
+  struct Reader : EightBlocks<kHead, kBody> {
+    using Walk = EightBlocks<kHead, kBody>;
     i32x16 scales;  // four 6-bit numbers a lane, those of the current block in bytes 0 and 1
     i32x16 third;
-    void open(const uint8_t* panel) { head = panel - kHead - 8 * kBody; }
     void next(int64_t block) {
-      if (block % 8 == 0) {
-        head += kHead + 8 * kBody;
-        at = head + kHead;
-      } else {
-        at += kBody;
-      }
+      Walk::next(block);
       const i32x16 high = splati(0x30303030);
       switch (block % 8) {
         case 0:
