@@ -67,7 +67,7 @@ def params(draw: st.DrawFn) -> SamplingParams:
         n=draw(st.sampled_from([1, 1, 1, 2, 3])),
         temperature=draw(st.sampled_from([0.0, 1.0])),
         seed=draw(st.integers(0, 5)),
-        max_tokens=draw(st.integers(1, 23)),
+        max_tokens=draw(st.integers(0, 23)),
         ignore_eos=draw(st.booleans()),
         repetition_penalty=draw(st.sampled_from([1.0, 1.3])),
         prompt_logprobs=draw(st.sampled_from([None, None, None, 2])),

@@ -67,7 +67,7 @@ def test_numpy_numbers_are_numbers() -> None:
         ("frequency_penalty", math.nan, "-100 … 100"),
         ("seed", -1, "0 … 18446744073709551615"),
         ("seed", 2**64, "0 … 18446744073709551615"),
-        ("max_tokens", 0, "1 or more"),
+        ("max_tokens", -1, "0 or more"),
         ("min_tokens", -1, "0 or more"),
         ("logprobs", -1, "0 … 1000000"),
         ("trace", 1001, "0 … 1000"),

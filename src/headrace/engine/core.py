@@ -78,6 +78,7 @@ class Engine:
         self._drawing = self.drawing_type(executor, vocabulary, self.scheduler, observer)
         self._scorer: RowScorer = observer or PromptScorer(executor, vocabulary.num_ids)
         self._num_scored = 0 if observer is None else 1  # requests whose prompt rows are wanted
+        self._num_drawless = 0  # requests of which only the prompt is computed
         self._requests: dict[int, Request] = {}
         self._next_id = 0
         self.num_steps = 0
@@ -158,6 +159,7 @@ class Engine:
         )
         self._requests[request_id] = request
         self._num_scored += params.prompt_logprobs is not None
+        self._num_drawless += not sequence.draws
         self.scheduler.add(sequence)
         return request
 
@@ -214,6 +216,8 @@ class Engine:
             if unscored:
                 deltas = self._fail(unscored, "The model gave prompt logits that are not finite.")
             deltas += self._draw(drawing, logits)
+            if self._num_drawless:
+                deltas += self._end_drawless(plan)
         if self._whole_history:
             self._settle()
         self.num_steps += 1
@@ -268,6 +272,20 @@ class Engine:
                 self._close_if_done(generation.request)
         return deltas
 
+    def _end_drawless(self, plan: Plan) -> list[Delta]:
+        """Ends the samples that draw nothing and whose prompt is computed."""
+        deltas = []
+        for sequence in plan.sequences:
+            done = sequence.num_wanted == 0 and sequence.status is Status.RUNNING
+            if sequence.draws or not done:
+                continue
+            first = generation_of(sequence)
+            self._drawing.add_siblings(first)
+            deltas += [g.end(FinishReason.LENGTH) for g in first.request.generations]
+            self._retire(first)
+            self._close_if_done(first.request)
+        return deltas
+
     def _settle(self) -> None:
         """no_cache: throws the step's blocks away; the next step starts from position 0 again."""
         for sequence in self.scheduler.running:
@@ -297,6 +315,7 @@ class Engine:
             request.finished_s = time.monotonic()
             self.num_finished += 1
             self._num_scored -= request.params.prompt_logprobs is not None
+            self._num_drawless -= request.params.max_tokens == 0
             self._requests.pop(request.request_id, None)
 
     def _fail(

@@ -51,7 +51,7 @@ class Drawing:
                 generations.append(generation)
                 rows.append(row)
             else:
-                self._add_siblings(generation)
+                self.add_siblings(generation)
                 generations += generation.request.generations
                 rows += [row] * sequence.num_slots
                 forking.append(sequence)
@@ -97,7 +97,7 @@ class Drawing:
             deltas.append(delta)
         return deltas
 
-    def _add_siblings(self, first: Generation) -> None:
+    def add_siblings(self, first: Generation) -> None:
         """Samples 1 … n−1 of a request, still without blocks and outside the scheduler."""
         request = first.request
         parent = first.sequence

@@ -244,11 +244,15 @@ class Request:
         """Whether every sample has ended."""
         return self.finished_s is not None
 
+    @property
+    def _undrawn_end_s(self) -> float | None:
+        return self.finished_s if self.params.max_tokens == 0 else None
+
     def metrics(self) -> RequestMetrics:
         """The account so far."""
         return RequestMetrics(
             queue_s=_since(self.arrived_s, self.scheduled_s),
-            prefill_s=_since(self.scheduled_s, self.first_token_s),
+            prefill_s=_since(self.scheduled_s, self.first_token_s or self._undrawn_end_s),
             decode_s=_since(self.first_token_s, self.finished_s),
             time_to_first_token_s=_since(self.arrived_s, self.first_token_s),
             total_s=_since(self.arrived_s, self.finished_s),

@@ -27,8 +27,9 @@ LogprobEntry = dict[int, Logprob]
 class RequestMetrics:
     """The account of one request. Times in seconds, from one monotonic clock.
 
-    queue_s: arrival → last admission. prefill_s: last admission → first token. decode_s: first →
-    last token of the slowest sample. time_to_first_token_s: arrival → first token.
+    queue_s: arrival → last admission. prefill_s: last admission → first token (→ end where none is
+    drawn). decode_s: first → last token of the slowest sample. time_to_first_token_s: arrival →
+    first token.
     num_cached_tokens: prompt positions taken from a kept history; num_computed_tokens: positions
     computed for this request, repeats after preemption included. cache_note: why a kept history
     was not used, when there was one.

@@ -50,7 +50,8 @@ class SamplingParams:
     banned_token_ids: these may not.
     seed: 0 … 2⁶⁴−1; None = one from the operating system, reported with the output.
     max_tokens: None = up to the end of the context; not given = 16, or fewer where the context
-        ends. One that was given and does not fit behind the prompt is refused.
+        ends. One that was given and does not fit behind the prompt is refused. 0 = only the prompt
+        is computed, and nothing drawn: for prompt_logprobs, or to fill a session's cache.
     min_tokens: stop ids and end-of-text ids cannot be drawn before so many output tokens.
     stop: string or strings that end the text; stop_token_ids: ids that end it.
     ignore_eos: the model's own end ids do not stop.
@@ -160,7 +161,7 @@ class SamplingParams:
             self._set(name, _integer(name, getattr(self, name), low, high))
         for name, low, high in (
             ("seed", 0, 2**64 - 1),
-            ("max_tokens", 1, None),
+            ("max_tokens", 0, None),
             ("logprobs", 0, MAX_LOGPROBS),
             ("prompt_logprobs", 0, MAX_LOGPROBS),
         ):

@@ -72,7 +72,7 @@ class Preparer:
         tokens, positions, context_lens = self._views
         for index, sequence in enumerate(sequences):
             ids, start = sequence.tokens, sequence.num_computed_tokens
-            if len(ids) != start + 1:
+            if len(ids) != start + 1 or not sequence.draws:
                 return None
             tokens[index] = ids[start]
             positions[index] = start
@@ -131,7 +131,7 @@ class Preparer:
             row += count
             self._spans[index + 1] = row
             self._context_lens[index] = end
-            if end == sequence.num_tokens:
+            if end == sequence.num_tokens and sequence.draws:
                 self._logit_rows[len(drawing)] = row - 1
                 drawing.append(sequence)
         wanted = np.array(prompt_rows, np.int32) if prompt_rows else self._no_rows

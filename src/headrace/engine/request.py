@@ -47,6 +47,7 @@ class Sequence:
         larger only after a hit on the whole prompt: the last token is computed for its logits
         while its entry stays where it is, in a shared block.
     num_slots: running places it counts for (its not yet forked siblings included).
+    draws: whether a token is ever drawn; else it ends when its prompt is computed.
     session: key of the kept history it may extend and will leave behind, if any.
     owner: what its tokens are drawn for (generation.py); scheduling only carries it.
     """
@@ -54,6 +55,7 @@ class Sequence:
     __slots__ = (
         "blocks",
         "cache_note",
+        "draws",
         "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -84,6 +86,7 @@ class Sequence:
         self.tokens = tokens
         self.num_prompt_tokens = len(tokens) if num_prompt_tokens is None else num_prompt_tokens
         self.max_num_tokens = max_num_tokens
+        self.draws = max_num_tokens > self.num_prompt_tokens
         self.num_computed_tokens = 0
         self.num_stored_tokens = 0
         self.num_slots = num_slots
