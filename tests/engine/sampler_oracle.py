@@ -111,9 +111,11 @@ def shortest(order: list[int], weights: dict[int, float], target: float) -> list
     return kept
 
 
-def apply_stage(name: str, d: Distribution, p, prompt, output, stop_ids) -> None:
+def apply_stage(name: str, d: Distribution, p, prompt, output, stop_ids, mask) -> None:
     greedy = p.temperature == 0 or p.top_p == 0
     if name == "bias":
+        if mask is not None:
+            d.keep([i for i in d.z if i in mask], False)
         if p.allowed_token_ids is not None:
             d.keep([i for i in d.z if i in set(p.allowed_token_ids)], False)
         held = set(stop_ids) if len(output) < p.min_tokens else set()
@@ -162,7 +164,9 @@ class Draw:
     after: list[Distribution] = field(default_factory=list)
 
 
-def draw(row, num_ids, p, prompt, output, stop_ids, seed, sample_index, position) -> Draw:
+def draw(
+    row, num_ids, p, prompt, output, stop_ids, seed, sample_index, position, mask=None
+) -> Draw:
     values = [float(x) for x in row[:num_ids]]
     if any(math.isnan(v) or v == math.inf for v in values) or all(v == NEVER for v in values):
         return Draw("NON_FINITE")
@@ -170,7 +174,7 @@ def draw(row, num_ids, p, prompt, output, stop_ids, seed, sample_index, position
     d = Distribution(dict(z), num_ids)
     after = []
     for name in p.stages:
-        apply_stage(name, d, p, prompt, output, stop_ids)
+        apply_stage(name, d, p, prompt, output, stop_ids, mask)
         if not d.z:
             return Draw("NO_CANDIDATES")
         after.append(Distribution(dict(d.z), num_ids, d.ranked))

@@ -143,19 +143,30 @@ def cases(draw):
     padding = draw(st.integers(0, 20))
     seed, index = draw(st.integers(0, 2**64 - 1)), draw(st.integers(0, 3))
     position = draw(st.integers(0, 2**32 - 1))
-    return row, padding, params, prompt, output, seed, index, position
+    mask = draw(st.none() | st.none() | st.sets(ids))
+    return row, padding, params, prompt, output, seed, index, position, mask
 
 
-def check_against_oracle(row, padding, params, prompt, output, seed, index, position) -> None:
+def mask_words(allowed: set[int], num_ids: int) -> np.ndarray:
+    """As the sampler takes it; the bits behind the last id are set, and must never matter."""
+    bits = np.array([i in allowed or i >= num_ids for i in range(-(-num_ids // 32) * 32)])
+    return np.packbits(bits, bitorder="little").view("<u4")
+
+
+def check_against_oracle(
+    row, padding, params, prompt, output, seed, index, position, mask=None
+) -> None:
     num_ids = len(row)
     state = make_state(params, prompt, seed=seed, sample_index=index)
     for token in output:
         state.accept(token)
     # Padded rows hold what must never matter.
     padded = np.array([row + [1e30, math.nan, math.inf][:padding]], dtype=np.float32)
-    got = sample(padded, [state], [position], num_ids)[0]
+    masks = None if mask is None else [mask_words(mask, num_ids)]
+    got = sample(padded, [state], [position], num_ids, masks=masks)[0]
+    stop_ids = params.stop_token_ids
     want = oracle.draw(
-        padded[0], num_ids, params, prompt, output, params.stop_token_ids, seed, index, position
+        padded[0], num_ids, params, prompt, output, stop_ids, seed, index, position, mask
     )
     assert got.status.name == want.status
     assert got.token == want.token
@@ -202,7 +213,7 @@ def check_trace(got: SampledToken, want: oracle.Draw, params: SamplingParams) ->
 @given(cases())
 @example(
     (
-        [math.nan] * 3, 2, SamplingParams(logprobs=2), [], [], 1, 0, 0,
+        [math.nan] * 3, 2, SamplingParams(logprobs=2), [], [], 1, 0, 0, None,
     )
 )  # fmt: skip
 def test_equals_the_definition_bit_by_bit(case) -> None:
@@ -236,7 +247,8 @@ def test_large_rows_equal_the_definition(
         row[rng.integers(0, num_ids, 50)] = -np.inf
         params = SamplingParams(logprobs=5, logprobs_mode="processed", trace=3, **chain)
         for position in range(3):
-            check_against_oracle(row.tolist(), 3, params, [1, 2], [3, 3], SEED, 0, position)
+            mask = [None, {7}, set(rng.integers(0, num_ids, 900).tolist())][position]
+            check_against_oracle(row.tolist(), 3, params, [1, 2], [3, 3], SEED, 0, position, mask)
 
 
 def hard_rows(num_ids: int) -> dict[str, np.ndarray]:
@@ -293,7 +305,9 @@ def test_hard_rows_equal_the_definition(
         **HARD_CHAINS[number],
     )
     for row in hard_rows(1201 + number).values():
-        check_against_oracle(row.tolist(), 2, params, [3, 9, 1000], [9, 5], SEED, 1, number)
+        case = (row.tolist(), 2, params, [3, 9, 1000], [9, 5], SEED, 1, number)
+        check_against_oracle(*case)
+        check_against_oracle(*case, mask=set(range(number, 1200, 1 + 6 * number)) | {1000, 1200})
 
 
 def test_skipping_loses_no_winner() -> None:
@@ -499,11 +513,65 @@ def test_wrong_shapes_and_ranges_are_errors() -> None:
     ]:
         with pytest.raises(ValueError, match=word):
             sample(rows, states, positions, num_ids)
+    enough, short = np.zeros(2, np.uint32), np.zeros(1, np.uint32)
+    long_rows = np.zeros((2, 33), dtype=np.float32)
+    for masks, word in [
+        ([None], "masks 1"),
+        ([enough, short], "a mask has 1 words"),
+        ([], "masks"),
+    ]:
+        with pytest.raises(ValueError, match=word):
+            sample(long_rows, [state] * 2, [0, 0], 33, masks=masks)
+    for wrong in (enough.astype(np.int64), [1, 2], np.zeros(4, np.uint32)[::2], "ab"):
+        with pytest.raises(TypeError):
+            sample(long_rows, [state] * 2, [0, 0], 33, masks=[enough, wrong])  # type: ignore
     with pytest.raises(ValueError, match="targets holds id 8"):
         token_logprobs(rows, [0, 8], 1, 8)
     with pytest.raises(TypeError):
         sample(rows.astype(np.float64), [state] * 2, [0, 0], 8)  # type: ignore[arg-type]
     assert sample(rows[:0], [], [], 8) == []
+
+
+# ---- masks --------------------------------------------------------------------------------------
+
+
+def test_a_mask_leaves_the_models_own_logprobs_and_shows_in_the_trace() -> None:
+    rng = np.random.default_rng(4)
+    row = rng.standard_normal((1, 3000)).astype(np.float32)
+    state = make_state(SamplingParams(temperature=0, logprobs=2, trace=2), [], seed=1)
+    free = sample(row, [state], [0], 3000)[0]
+    allowed = {i for i in range(3000) if i % 97 == 5}
+    got = sample(row, [state], [0], 3000, masks=[mask_words(allowed, 3000)])[0]
+    assert got.token == max(allowed, key=lambda i: row[0, i])
+    assert got.logprobs is not None
+    assert free.logprobs is not None
+    assert got.logprobs.top == free.logprobs.top
+    assert got.logprobs.rank > 1
+    assert got.trace is not None
+    bias = got.trace.stages[0]
+    assert bias.active
+    assert (bias.before.num_candidates, bias.after.num_candidates) == (3000, len(allowed))
+
+
+def test_masked_rows_leave_their_neighbours_alone() -> None:
+    rng = np.random.default_rng(6)
+    num_ids = 60_000
+    rows = rng.standard_normal((24, num_ids)).astype(np.float32)
+    states = [make_state(SamplingParams(temperature=i % 2), [], seed=i) for i in range(24)]
+    masks = [None if i % 3 else mask_words({i, 40_000 + i}, num_ids) for i in range(24)]
+    nothing = np.zeros(num_ids // 32 + 1, np.uint32)
+    masks[9] = nothing
+    free = sample(rows, states, range(24), num_ids)
+    pool = _core.Pool(2)
+    for workers in (None, pool):
+        got = sample(rows, states, range(24), num_ids, workers, masks)
+        for i in range(24):
+            if i == 9:
+                assert got[i].status is RowStatus.NO_CANDIDATES
+            elif i % 3:
+                assert got[i] == free[i]
+            else:
+                assert got[i].token in (i, 40_000 + i)
 
 
 # ---- seeds and neighbours (rows 26-28) ----------------------------------------------------------

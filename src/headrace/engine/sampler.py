@@ -35,6 +35,7 @@ __all__ = [
     "SampledToken",
     "SamplerState",
     "TokenLogprobs",
+    "TokenMask",
     "draw",
     "make_state",
     "new_seed",
@@ -115,6 +116,9 @@ def make_state(
     return SamplerState(compiled, seed, sample_index, np.ascontiguousarray(prompt, dtype=np.int32))
 
 
+#: [ceil(num_ids / 32)] uint32: id may be drawn where bit id & 31 of word id >> 5 is set.
+TokenMask = npt.NDArray[np.uint32]
+
 #: A plain token where there is nothing more to say of the row.
 Drawn = int | SampledToken
 
@@ -125,15 +129,17 @@ def draw(
     positions: Sequence[int],
     num_ids: int,
     pool: Pool | None = None,
+    masks: Sequence[TokenMask | None] | None = None,
 ) -> list[Drawn]:
     """Draws one token per row. Mutates nothing; call `accept` on the states yourself.
 
     logits: [n, V] float32, C-contiguous. positions: [n], absolute position of the token drawn =
     number of tokens before it. num_ids ≤ V: ids at and above it (a padded vocabulary) can never be
     drawn and have no part in any probability. pool: workers that share the rows; changes no bit.
-    Releases the interpreter lock.
+    masks: None, or per row None or a TokenMask; what it leaves out is no candidate from the bias
+    stage on. Releases the interpreter lock.
     """
-    draws: list[Drawn] = _core.sample(logits, states, positions, num_ids, pool)
+    draws: list[Drawn] = _core.sample(logits, states, positions, num_ids, pool, masks)
     for i, drawn in enumerate(draws):
         if isinstance(drawn, tuple):
             token, code, score, trace = drawn
@@ -147,11 +153,12 @@ def sample(
     positions: Sequence[int],
     num_ids: int,
     pool: Pool | None = None,
+    masks: Sequence[TokenMask | None] | None = None,
 ) -> list[SampledToken]:
     """`draw`, with every entry in its long form."""
     return [
         SampledToken(drawn, RowStatus.OK) if isinstance(drawn, int) else drawn
-        for drawn in draw(logits, list(states), list(positions), num_ids, pool)
+        for drawn in draw(logits, list(states), list(positions), num_ids, pool, masks)
     ]
 
 

@@ -27,6 +27,8 @@ using namespace headrace::sampling;
 
 using Logits = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Words = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Masks = std::optional<std::vector<std::optional<Words>>>;
 using Pairs = std::vector<std::pair<int32_t, double>>;
 
 const Passes& choose_passes() {
@@ -131,8 +133,28 @@ int64_t check_ids(int64_t num_ids, size_t vocabulary) {
   return num_ids;
 }
 
+// The words of every row's mask, null where a row has none.
+std::vector<const uint32_t*> words_of(const Masks& masks, size_t num_rows, int64_t num_ids) {
+  std::vector<const uint32_t*> words(num_rows, nullptr);
+  if (!masks) return words;
+  if (masks->size() != num_rows)
+    throw std::invalid_argument("logits has " + std::to_string(num_rows) + " rows, masks " +
+                                std::to_string(masks->size()));
+  const size_t needed = static_cast<size_t>((num_ids + 31) / 32);
+  for (size_t i = 0; i < num_rows; ++i) {
+    const std::optional<Words>& mask = (*masks)[i];
+    if (!mask) continue;
+    if (mask->shape(0) < needed)
+      throw std::invalid_argument("a mask has " + std::to_string(mask->shape(0)) + " words, and " +
+                                  std::to_string(num_ids) + " ids need " + std::to_string(needed));
+    words[i] = mask->data();
+  }
+  return words;
+}
+
 nb::list sample(Logits logits, const std::vector<SamplerState*>& states,
-                const std::vector<int64_t>& positions, int64_t num_ids, Pool* pool) {
+                const std::vector<int64_t>& positions, int64_t num_ids, Pool* pool,
+                const Masks& masks) {
   const size_t n = logits.shape(0), vocabulary = logits.shape(1);
   if (states.size() != n || positions.size() != n)
     throw std::invalid_argument("logits has " + std::to_string(n) + " rows, states " +
@@ -144,12 +166,13 @@ nb::list sample(Logits logits, const std::vector<SamplerState*>& states,
     if (positions[i] < 0 || positions[i] > 0xffffffffll)
       throw std::invalid_argument("a position is not in 0 … 2^32 - 1");
   }
+  const std::vector<const uint32_t*> words = words_of(masks, n, num_ids);
   const Passes& passes = choose_passes();
   std::vector<RowResult> results(n);
   {
     nb::gil_scoped_release release;
     for_rows(pool, n, num_ids, [&](size_t i) {
-      results[i] = sample_row(logits.data() + i * vocabulary, num_ids, *states[i],
+      results[i] = sample_row(logits.data() + i * vocabulary, num_ids, *states[i], words[i],
                               static_cast<uint32_t>(positions[i]), passes, thread_scratch());
     });
   }
@@ -216,9 +239,10 @@ void register_sampler(nb::module_& m) {
       .def_prop_ro("num_output", &SamplerState::num_output);
   m.def(
       "sample", &sample, "logits"_a.noconvert(), "states"_a, "positions"_a, "num_ids"_a,
-      "pool"_a.none() = nb::none(),
+      "pool"_a.none() = nb::none(), "masks"_a.noconvert().none() = nb::none(),
       "One entry per row: the token, or (token, status, score or None, trace or None) where there "
-      "is more to say. pool: workers that share the rows.");
+      "is more to say. pool: workers that share the rows. masks: None, or per row None or uint32 "
+      "words; only ids whose bit (id & 31 of word id >> 5) is set can be drawn.");
   m.def("token_logprobs", &token_logprobs, "logits"_a.noconvert(), "targets"_a, "top_n"_a,
         "num_ids"_a, "pool"_a.none() = nb::none(),
         "The model's own log-probabilities of given tokens, None for a row that is not finite.");

@@ -115,6 +115,14 @@ void Distribution::allow_only(const std::vector<int32_t>& ids) {
   for (const auto& [id, logit] : kept) x[id] = logit;
 }
 
+void Distribution::allow_masked(const uint32_t* words) {
+  if (!edited_) scratch_.row.resize(static_cast<size_t>(n_));
+  float* out = scratch_.row.data();
+  passes_.mask(x_, words, n_, out);
+  x_ = out;
+  edited_ = stale_ = true;
+}
+
 void Distribution::ban(const std::vector<int32_t>& ids) {
   if (ids.empty()) return;
   float* x = own_row();

@@ -19,6 +19,7 @@ class Distribution {
 
   // Editing stages; row form only, before the others. Ids outside 0 … n−1 are passed over.
   void allow_only(const std::vector<int32_t>& ids);
+  void allow_masked(const uint32_t* words);  // those whose bit is set
   void ban(const std::vector<int32_t>& ids);
   void add_bias(const std::vector<std::pair<int32_t, double>>& bias);
   void penalise(const SamplerState& state);

@@ -27,14 +27,16 @@ bool holds_back_stop(const SamplerState& s) {
   return s.num_output() < s.params().min_tokens && !s.params().stop_ids.empty();
 }
 
-bool edits_bias(const SamplerState& s) {
+bool edits_bias(const SamplerState& s, const uint32_t* mask) {
   const Params& p = s.params();
-  return p.has_allowed || !p.banned.empty() || !p.bias.empty() || holds_back_stop(s);
+  return mask != nullptr || p.has_allowed || !p.banned.empty() || !p.bias.empty() ||
+         holds_back_stop(s);
 }
 
-bool edit_bias(Distribution& d, const SamplerState& s) {
-  if (!edits_bias(s)) return false;
+bool edit_bias(Distribution& d, const SamplerState& s, const uint32_t* mask) {
+  if (!edits_bias(s, mask)) return false;
   const Params& p = s.params();
+  if (mask != nullptr) d.allow_masked(mask);
   if (p.has_allowed) d.allow_only(p.allowed);
   d.ban(p.banned);
   if (holds_back_stop(s)) d.ban(p.stop_ids);
@@ -42,9 +44,9 @@ bool edit_bias(Distribution& d, const SamplerState& s) {
   return true;
 }
 
-bool apply(Stage stage, Distribution& d, const SamplerState& s) {
+bool apply(Stage stage, Distribution& d, const SamplerState& s, const uint32_t* mask) {
   const Params& p = s.params();
-  if (stage == Stage::Bias) return edit_bias(d, s);
+  if (stage == Stage::Bias) return edit_bias(d, s, mask);
   if (stage == Stage::Penalties) {
     if (s.seen().empty()) return false;
     d.penalise(s);
@@ -70,14 +72,15 @@ bool apply(Stage stage, Distribution& d, const SamplerState& s) {
 }
 
 // The stages, the draw, and what is reported of the processed distribution.
-void run_stages(const float* row, int64_t num_ids, const SamplerState& state, const Noise& noise,
-                const RowScan& seen, const Passes& passes, Scratch& scratch, RowResult& result) {
+void run_stages(const float* row, int64_t num_ids, const SamplerState& state, const uint32_t* mask,
+                const Noise& noise, const RowScan& seen, const Passes& passes, Scratch& scratch,
+                RowResult& result) {
   const Params& p = state.params();
   Distribution d(row, num_ids, seen, passes, scratch);
   result.traced = p.trace > 0;
   if (result.traced) result.model = d.snapshot(p.trace);
   for (const Stage stage : p.order) {
-    const bool active = apply(stage, d, state);
+    const bool active = apply(stage, d, state, mask);
     if (stage == Stage::Bias && active && d.empty()) {
       result.status = Status::NoCandidates;
       return;
@@ -128,7 +131,8 @@ SamplerState::Seen& SamplerState::entry(int32_t token) {
 }
 
 RowResult sample_row(const float* row, int64_t num_ids, const SamplerState& state,
-                     uint32_t position, const Passes& passes, Scratch& scratch) {
+                     const uint32_t* mask, uint32_t position, const Passes& passes,
+                     Scratch& scratch) {
   const StandardFloats floats;
   const Params& p = state.params();
   RowResult result;
@@ -137,13 +141,13 @@ RowResult sample_row(const float* row, int64_t num_ids, const SamplerState& stat
     result.status = Status::NonFinite;
     return result;
   }
-  const bool edited = edits_bias(state) || !state.seen().empty();
+  const bool edited = edits_bias(state, mask) || !state.seen().empty();
   const bool processed = p.num_logprobs >= 0 && p.processed_logprobs;
   if (p.greedy() && !edited && !processed && p.trace == 0) {
     result.token = static_cast<int32_t>(seen.argmax);
   } else {
     const Noise noise{state.seed(), position, state.sample_index(), 0};
-    run_stages(row, num_ids, state, noise, seen, passes, scratch, result);
+    run_stages(row, num_ids, state, mask, noise, seen, passes, scratch, result);
   }
   if (result.status == Status::Ok && p.num_logprobs >= 0 && !p.processed_logprobs) {
     RowResult own = score_model(row, num_ids, seen, result.token, p.num_logprobs, passes, scratch);

@@ -133,9 +133,11 @@ struct Scratch {
   }
 };
 
-// Draws from row [num_ids]. Sets the standard float environment and restores it.
+// Draws from row [num_ids]. mask: only ids whose bit (id & 31 of word id >> 5) is set may be drawn;
+// null = all. Sets the standard float environment and restores it.
 RowResult sample_row(const float* row, int64_t num_ids, const SamplerState& state,
-                     uint32_t position, const Passes& passes, Scratch& scratch);
+                     const uint32_t* mask, uint32_t position, const Passes& passes,
+                     Scratch& scratch);
 
 // The model's own log-probability of `token` (rank and `top_n` highest with it) in row [num_ids].
 // Sets and restores the float environment too.

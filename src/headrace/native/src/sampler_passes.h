@@ -43,6 +43,8 @@ struct Drawn {
 struct Passes {
   // Fills block_max.
   RowScan (*scan)(const float* x, int64_t n, float* block_max);
+  // out = x where bit id & 31 of word id >> 5 is set, −infinity elsewhere.
+  void (*mask)(const float* x, const uint32_t* words, int64_t n, float* out);
   // z = x / t.
   void (*divide)(const float* x, double* z, int64_t n, double t);
   Moments (*moments_f32)(const float* x, int64_t n, double t, double top);  // z = x / t

@@ -28,6 +28,7 @@ using mask16 = __mmask16;
 static inline mask16 first_lanes(int n) {  // lanes 0 … n-1; n in 0 … 16
   return static_cast<mask16>((1u << n) - 1u);
 }
+static inline mask16 lanes_of(uint32_t bits) { return static_cast<mask16>(bits); }  // low 16 bits
 static inline bool any(mask16 m) { return m != 0; }
 static inline uint32_t lane_bits(mask16 m) { return m; }  // bit l = lane l
 
@@ -153,6 +154,12 @@ static inline mask16 first_lanes(int n) {
   const __m256i i = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   return {_mm256_cmpgt_epi32(_mm256_set1_epi32(n), i),
           _mm256_cmpgt_epi32(_mm256_set1_epi32(n - 8), i)};
+}
+static inline mask16 lanes_of(uint32_t bits) {
+  const __m256i all = _mm256_set1_epi32(static_cast<int32_t>(bits));
+  const __m256i a = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128), b = _mm256_slli_epi32(a, 8);
+  return {_mm256_cmpeq_epi32(_mm256_and_si256(all, a), a),
+          _mm256_cmpeq_epi32(_mm256_and_si256(all, b), b)};
 }
 static inline bool any(mask16 m) {
   return !_mm256_testz_si256(m.a, m.a) || !_mm256_testz_si256(m.b, m.b);

@@ -67,6 +67,21 @@ RowScan scan(const float* x, int64_t n, float* block_max) {
   return result;
 }
 
+void mask(const float* x, const uint32_t* words, int64_t n, float* out) {
+  const f32x16 never = splat(kNever);
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const uint32_t bits = words[i >> 5] >> (i & 31) & 0xffffu;
+    if (i + kLanes > n) {
+      const int left = static_cast<int>(n - i);
+      store_first(out + i, select(lanes_of(bits), load_first(x + i, left), never), left);
+    } else if (bits == 0) {
+      store(out + i, never);
+    } else {
+      store(out + i, select(lanes_of(bits), load(x + i), never));
+    }
+  }
+}
+
 void divide(const float* x, double* z, int64_t n, double t) {
   if (t == 1)
     for (int64_t i = 0; i < n; ++i) z[i] = static_cast<double>(x[i]);
@@ -142,8 +157,8 @@ void weigh(const Candidate* list, int64_t n, double top, double* w) {
 }  // namespace
 
 const Passes& sampler_passes() {
-  static const Passes table{scan, divide, moments_f32, moments_f64, between,
-                            rank, weigh,  draw_row,    draw_list};
+  static const Passes table{scan,    mask, divide, moments_f32, moments_f64,
+                            between, rank, weigh,  draw_row,    draw_list};
   return table;
 }
 
