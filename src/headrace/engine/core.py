@@ -19,6 +19,7 @@ from headrace.engine import sampler
 from headrace.engine.admission import Vocabulary, check_request, max_num_tokens, seed_of
 from headrace.engine.blocks import BlockManager, ContiguousBlockManager, KVUsage
 from headrace.engine.config import Allocator, EngineConfig
+from headrace.engine.constraint import Constraint
 from headrace.engine.drawing import Drawing
 from headrace.engine.generation import Generation, Request, generation_of
 from headrace.engine.history import Histories
@@ -122,15 +123,21 @@ class Engine:
         prompt: str | None = None,
         session: str | None = None,
         arrived_s: float | None = None,
+        constraint: Constraint | None = None,
     ) -> Request:
         """Queues a request and returns its handle; `check` errors, and CapacityError when the
         queue is full. session: key of a kept history to extend and leave behind.
-        arrived_s: time.monotonic() of its arrival, before tokenization; None = now."""
+        arrived_s: time.monotonic() of its arrival, before tokenization; None = now.
+        constraint: what every sample has to follow, in its first state; the request owns it from
+        here on."""
         self.check(prompt_token_ids, params)
         if not self.has_queue_room:
             raise CapacityError(
                 f"The queue is full ({self.config.max_queue} requests wait); try again later."
             )
+        constraints: tuple[Constraint, ...] = ()
+        if constraint is not None:
+            constraints = (constraint, *(constraint.fork() for _ in range(params.n - 1)))
         request_id = self._next_id
         self._next_id += 1
         request = Request(
@@ -142,6 +149,7 @@ class Engine:
             self.vocabulary.eos_ids,
             self.vocabulary.token_text,
             time.monotonic() if arrived_s is None else arrived_s,
+            constraints,
         )
         state = sampler.make_state(
             params, prompt_token_ids, eos_ids=sorted(self.vocabulary.eos_ids), seed=request.seed
@@ -155,7 +163,7 @@ class Engine:
             reuses_history=params.prompt_logprobs is None,
         )
         request.generations.append(
-            Generation(request, 0, sequence, state, self.vocabulary.stream(params))
+            Generation(request, 0, sequence, state, self.vocabulary.stream(params), constraint)
         )
         self._requests[request_id] = request
         self._num_scored += params.prompt_logprobs is not None

@@ -11,12 +11,16 @@ import time
 
 from headrace.engine import sampler
 from headrace.engine.admission import Vocabulary
-from headrace.engine.generation import Generation, generation_of
+from headrace.engine.generation import Generation, constraint_error, generation_of
 from headrace.engine.outputs import Delta
 from headrace.engine.request import FinishReason, Sequence, Status
+from headrace.engine.sampler import TokenMask
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.scoring import Logits, Observer
 from headrace.ops.executor import Executor
+
+#: Of the rows of a step; None where no row has a mask.
+Masks = list[TokenMask | None] | None
 
 
 class Drawing:
@@ -67,25 +71,48 @@ class Drawing:
         """Absolute positions of the tokens to draw: with the seed, what the noise depends on."""
         return [len(g.sequence.tokens) for g in generations]
 
-    def _draw_tokens(self, generations: list[Generation], logits: Logits) -> list[sampler.Drawn]:
+    def _draw_tokens(
+        self, generations: list[Generation], logits: Logits, masks: Masks
+    ) -> list[sampler.Drawn]:
         return sampler.draw(
             logits,
             [g.sampler_state for g in generations],
             self._draw_positions(generations),
             self._vocabulary.num_ids,
             self._executor.pool,
+            masks,
         )
+
+    def _masks(self, generations: list[Generation]) -> tuple[Masks, dict[int, str]]:
+        """The mask of every row, None when no row has one; and row → what went wrong there."""
+        constrained = [i for i, g in enumerate(generations) if g.constraint is not None]
+        troubles: dict[int, str] = {}
+        if not constrained:
+            return None, troubles
+        masks: list[TokenMask | None] = [None] * len(generations)
+        for row in constrained:
+            constraint = generations[row].constraint
+            assert constraint is not None
+            try:
+                masks[row] = constraint.mask()
+            except Exception as error:
+                troubles[row] = constraint_error(error)
+        return masks, troubles
 
     def _accept_all(self, generations: list[Generation], logits: Logits) -> list[Delta]:
         if not generations:
             return []
+        masks, troubles = self._masks(generations)
         try:
-            draws = self._draw_tokens(generations, logits)
+            draws = self._draw_tokens(generations, logits, masks)
         except Exception as error:
             return [g.end(FinishReason.ERROR, f"Sampling failed: {error!r}") for g in generations]
         now = time.monotonic()
         deltas = []
-        for generation, drawn in zip(generations, draws, strict=True):
+        for row, (generation, drawn) in enumerate(zip(generations, draws, strict=True)):
+            if row in troubles:
+                deltas.append(generation.end(FinishReason.ERROR, troubles[row]))
+                continue
             request = generation.request
             if request.first_token_s is None:
                 request.first_token_s = now
@@ -110,7 +137,10 @@ class Drawing:
             )
             state = first.sampler_state.fork(index)
             stream = self._vocabulary.stream(request.params)
-            request.generations.append(Generation(request, index, sequence, state, stream))
+            constraint = request.constraints[index] if request.constraints else None
+            request.generations.append(
+                Generation(request, index, sequence, state, stream, constraint)
+            )
 
     def _fork(self, parent: Sequence) -> None:
         """Lets the siblings that still run share the parent's blocks (or queues them, when the

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from headrace.engine.constraint import Constraint
 from headrace.engine.outputs import (
     CompletionOutput,
     Delta,
@@ -48,6 +49,7 @@ class Generation:
         "_end_ids",
         "_has_stops",
         "_texts",
+        "constraint",
         "cumulative_logprob",
         "error",
         "finish_reason",
@@ -70,6 +72,7 @@ class Generation:
         sequence: Sequence,
         sampler_state: SamplerState,
         stream: TextStream | None,
+        constraint: Constraint | None = None,
     ) -> None:
         params = request.params
         self.request = request
@@ -77,6 +80,7 @@ class Generation:
         self.sequence = sequence
         self.sampler_state = sampler_state
         self.stream = stream
+        self.constraint = constraint
         self.stop_filter = StopFilter(params.stop, params.include_stop_str_in_output)
         self.token_ids: list[int] = []
         self.logprobs: list[LogprobEntry] | None = None if params.logprobs is None else []
@@ -107,7 +111,7 @@ class Generation:
             token = drawn
         else:
             if drawn.status is not RowStatus.OK:
-                return self.end(FinishReason.ERROR, _ROW_ERRORS[drawn.status])
+                return self.end(FinishReason.ERROR, self._row_error(drawn.status))
             token = drawn.token
             entries = self._note_logprobs(token, drawn.logprobs)
             if self.trace is not None and drawn.trace is not None:
@@ -118,6 +122,8 @@ class Generation:
         if self._counts:
             self.sampler_state.accept(token)
         text = self._advance_text(token)
+        if self.constraint is not None and self.finish_reason is None:
+            self._follow(self.constraint, token)
         if self.finish_reason is None and len(sequence.tokens) >= sequence.max_num_tokens:
             self.finish_reason = FinishReason.LENGTH
         if self.finish_reason is not None:
@@ -154,6 +160,32 @@ class Generation:
         self.finish_reason = FinishReason.STOP
         self.stop_reason = token if stops else None
         return stops and params.include_stop_str_in_output
+
+    def _follow(self, constraint: Constraint, token: int) -> None:
+        """Moves the constraint on by a token; ends the sample where it allows nothing more."""
+        try:
+            constraint.accept(token)
+            if not constraint.finished:
+                return
+        except Exception as error:
+            self.finish_reason, self.error = FinishReason.ERROR, constraint_error(error)
+            return
+        count, least = len(self.token_ids), self.request.params.min_tokens
+        self.finish_reason = FinishReason.STOP
+        if count < least:
+            self.finish_reason = FinishReason.ERROR
+            self.error = (
+                f"min_tokens = {least} cannot be reached: the structured output is complete after "
+                f"{count} tokens."
+            )
+
+    def _row_error(self, status: RowStatus) -> str:
+        if status is RowStatus.NO_CANDIDATES and self.constraint is not None:
+            return (
+                "No token can be drawn: what the structured output allows is banned, not allowed "
+                "or, as an end, held back by min_tokens."
+            )
+        return _ROW_ERRORS[status]
 
     def _filter(self, piece: str) -> str:
         text = self.stop_filter.push(piece)
@@ -218,6 +250,7 @@ class Request:
         eos_ids: frozenset[int],
         token_text: TokenText | None,
         arrived_s: float,
+        constraints: tuple[Constraint, ...] = (),
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
@@ -226,6 +259,7 @@ class Request:
         self.seed = seed
         self.eos_ids = eos_ids
         self.token_text = token_text
+        self.constraints = constraints  # of every sample, in its first state; () = none
         self.generations: list[Generation] = []
         self.prompt_logprobs: list[LogprobEntry | None] | None = (
             None if params.prompt_logprobs is None else [None]
@@ -284,6 +318,11 @@ def generation_of(sequence: Sequence) -> Generation:
     owner = sequence.owner
     assert isinstance(owner, Generation)
     return owner
+
+
+def constraint_error(error: Exception) -> str:
+    """What a sample ends with when its constraint fails."""
+    return f"The structured output cannot go on: {error}"
 
 
 def _since(start: float | None, end: float | None) -> float | None:
