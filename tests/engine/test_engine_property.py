@@ -42,11 +42,25 @@ class Run:
     events: Counter[str] = field(default_factory=Counter)
     deltas: list[Any] = field(default_factory=list)
 
-    def add(self, prompt: list[int], params: SamplingParams, session: str | None) -> None:
-        request = self.engine.add(prompt, params, session=session)
+    def add(
+        self, prompt: list[int], params: SamplingParams, session: str | None, priority: int = 0
+    ) -> None:
+        request = self.engine.add(prompt, params, session=session, priority=priority)
         self.requests.append(request)
         if session is not None:
             self.last_of_session[session] = request
+
+    def step(self, count: int) -> None:
+        """Steps; the paused do not advance, nor do they take a running place."""
+        still = {r.request_id: r.num_computed_tokens for r in self.requests if r.paused}
+        for _ in range(count):
+            deltas = self.engine.step()
+            assert not still.keys() & {delta.request_id for delta in deltas}
+            self.deltas += deltas
+        for request in self.requests:
+            if request.request_id in still:
+                assert request.paused
+                assert request.num_computed_tokens == still[request.request_id]
 
     def next_turn(self, session: str, cut: int, extra: list[int]) -> list[int]:
         """The session's last text, changed from `cut` on and continued."""
@@ -75,10 +89,18 @@ def params(draw: st.DrawFn) -> SamplingParams:
 
 
 actions = st.one_of(
-    st.tuples(st.just("add"), prompts, params(), st.sampled_from([None, None, "a", "b"])),
+    st.tuples(
+        st.just("add"),
+        prompts,
+        params(),
+        st.sampled_from([None, None, "a", "b"]),
+        st.sampled_from([0, 0, 0, -1, 2]),
+    ),
     st.tuples(st.just("turn"), st.sampled_from("ab"), st.integers(0, 12), prompts, params()),
     st.tuples(st.just("step"), st.integers(1, 9)),
     st.tuples(st.just("abort"), st.integers(0, 20)),
+    st.tuples(st.just("pause"), st.integers(0, 20)),
+    st.tuples(st.just("resume"), st.integers(0, 20)),
 )
 
 
@@ -112,19 +134,29 @@ def engines(draw: st.DrawFn, allocators: list[Allocator]) -> tuple[ToyModel, Eng
 def play(run: Run, steps: list[tuple[Any, ...]]) -> None:
     for kind, *args in steps:
         if kind == "add":
-            prompt, p, session = args
-            run.add(prompt, p.replace(max_tokens=min(p.max_tokens, MAX_LEN - len(prompt))), session)
+            prompt, p, *rest = args
+            run.add(prompt, p.replace(max_tokens=min(p.max_tokens, MAX_LEN - len(prompt))), *rest)
         elif kind == "turn":
             session, cut, extra, p = args
             prompt = run.next_turn(session, cut, extra)
             run.add(prompt, p.replace(max_tokens=min(p.max_tokens, MAX_LEN - len(prompt))), session)
         elif kind == "step":
-            for _ in range(args[0]):
-                run.deltas += run.engine.step()
-        elif kind == "abort" and run.requests:
+            run.step(args[0])
+        elif run.requests:
             request = run.requests[args[0] % len(run.requests)]
-            run.deltas += run.engine.abort(request)
+            if kind == "abort":
+                run.deltas += run.engine.abort(request)
+            elif kind == "pause":
+                run.engine.pause(request)
+                run.events["paused"] += request.paused
+            else:
+                run.engine.resume(request)
+                assert not request.paused
             run.engine.check_invariants()
+    run.deltas += run_all(run.engine)
+    for request in run.engine.requests():
+        assert request.paused, "it is not done, and no step would do more"
+        run.engine.resume(request)
     run.deltas += run_all(run.engine)
 
 
@@ -208,8 +240,10 @@ def test_the_events_really_happen(groups: str) -> None:
     steps += [
         ("add", list(range(i, i + 4)), greedy.replace(max_tokens=40, n=3), None) for i in range(3)
     ]
+    steps += [("step", 6), ("pause", 2), ("step", 9), ("resume", 2)]
     play(run, steps)
     check(run)
     assert run.events["preempted"] > 0
+    assert run.events["paused"] > 0
     assert run.events["cached"] > 0
     assert model.num_copied > 0

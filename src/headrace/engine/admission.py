@@ -11,6 +11,10 @@ from headrace.engine.generation import TextStream, TokenText
 from headrace.engine.params import DefaultLimit, SamplingParams
 from headrace.errors import CapacityError, PromptError, UsageError
 
+#: One level of priority is worth so many arrivals.
+ARRIVALS_PER_PRIORITY = 64
+#: Priorities beyond ± this count as this.
+MAX_PRIORITY = 100
 _MASK64 = (1 << 64) - 1
 
 
@@ -84,6 +88,16 @@ def max_num_tokens(num_prompt: int, params: SamplingParams, config: EngineConfig
     """Prompt + most output tokens of a request: max_tokens, at most to the end of the context."""
     limit = config.max_model_len
     return limit if params.max_tokens is None else min(limit, num_prompt + params.max_tokens)
+
+
+def rank_of(arrival: int, priority: int) -> int:
+    """Where a request stands among all that ever arrive; smaller = served first.
+
+    The rank never changes, so a request is overtaken only by the next
+    ARRIVALS_PER_PRIORITY · (difference of priorities) arrivals: nobody starves, without a clock.
+    """
+    level = min(max(priority, -MAX_PRIORITY), MAX_PRIORITY)
+    return arrival + level * ARRIVALS_PER_PRIORITY
 
 
 def seed_of(params: SamplingParams, engine_seed: int | None, request_id: int) -> int:

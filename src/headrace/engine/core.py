@@ -2,8 +2,9 @@
 
                 add                    schedule               commit: last token drawn
     (caller) ─────────▶ waiting ────────────────▶ running ──────────────────────▶ finished
-                           ▲                         │                               ▲
-                           └──── preempted ──────────┘    abort, error: from any state
+                         ▲ ▲                         │                               ▲
+                  resume │ └──── preempted ──────────┘    abort, error: from any state
+                      paused ◀── pause: from waiting and running
 
 One thread at a time; nothing in here waits on I/O. A failing request never takes the engine down:
 what goes wrong for one sequence ends that sequence with an error. What every step does to a
@@ -16,7 +17,7 @@ import time
 from collections.abc import Iterable
 
 from headrace.engine import sampler
-from headrace.engine.admission import Vocabulary, check_request, max_num_tokens, seed_of
+from headrace.engine.admission import Vocabulary, check_request, max_num_tokens, rank_of, seed_of
 from headrace.engine.blocks import BlockManager, ContiguousBlockManager, KVUsage
 from headrace.engine.config import Allocator, EngineConfig
 from headrace.engine.constraint import Constraint
@@ -85,6 +86,7 @@ class Engine:
         self.num_steps = 0
         self.num_finished = 0  # requests, ever
         self.num_copied_blocks = 0
+        self.num_preemptions = 0  # of sequences, ever
 
     def _make_manager(self, executor: Executor, config: EngineConfig) -> BlockManager:
         pools = config.pools.num_blocks
@@ -122,14 +124,15 @@ class Engine:
         *,
         prompt: str | None = None,
         session: str | None = None,
+        priority: int = 0,
         arrived_s: float | None = None,
         constraint: Constraint | None = None,
     ) -> Request:
         """Queues a request and returns its handle; `check` errors, and CapacityError when the
-        queue is full. session: key of a kept history to extend and leave behind.
-        arrived_s: time.monotonic() of its arrival, before tokenization; None = now.
-        constraint: what every sample has to follow, in its first state; the request owns it from
-        here on."""
+        queue is full. session: key of a kept history to extend and leave behind. priority: lower =
+        earlier, −100 … 100; see admission.rank_of. arrived_s: time.monotonic() of its arrival,
+        before tokenization; None = now. constraint: what every sample has to follow, in its first
+        state; the request owns it from here on."""
         self.check(prompt_token_ids, params)
         if not self.has_queue_room:
             raise CapacityError(
@@ -159,6 +162,7 @@ class Engine:
             list(prompt_token_ids),
             max_num_tokens(len(prompt_token_ids), params, self.config),
             num_slots=params.n,
+            rank=rank_of(request_id, priority),
             session=None if self._whole_history else session,
             reuses_history=params.prompt_logprobs is None,
         )
@@ -171,12 +175,25 @@ class Engine:
         self.scheduler.add(sequence)
         return request
 
-    def abort(self, request: Request) -> list[Delta]:
-        """Ends a request in any state; nothing happens when it has finished. Its last deltas."""
+    def pause(self, request: Request) -> None:
+        """Takes a request out of the steps until `resume`: its running places become free; its
+        tokens stay and, until somebody needs them, its blocks. One that waits will wait at the same
+        place again; one that has finished or is paused stays so. Changes no token of it."""
+        for generation in request.generations:
+            self.scheduler.pause(generation.sequence)
+
+    def resume(self, request: Request) -> None:
+        """Queues a paused request at its old place."""
+        for generation in request.generations:
+            self.scheduler.resume(generation.sequence)
+
+    def abort(self, request: Request, reason: str | None = None) -> list[Delta]:
+        """Ends a request in any state; nothing happens when it has finished. Its last deltas.
+        reason: a sentence for `error` of its outputs ("The client left.")."""
         deltas = []
         for generation in request.generations:
             if generation.finish_reason is None:
-                deltas.append(generation.end(FinishReason.ABORT))
+                deltas.append(generation.end(FinishReason.ABORT, reason))
                 self._retire(generation)
         self._close_if_done(request)
         return deltas
@@ -191,6 +208,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
+        """Whether a step would do something; not when all that is left is paused."""
         return self.scheduler.has_work
 
     # ---- one step ---------------------------------------------------------------------------
@@ -201,7 +219,7 @@ class Engine:
         if not scheduler.has_work:
             return []
         plan = scheduler.schedule()
-        if plan.admitted or plan.preempted:
+        if plan.admitted or plan.preempted or plan.reclaimed:
             self._note_schedule(plan)
         prompt_rows = self._scorer.rows(plan) if self._num_scored else []
         batch, drawing = self._preparer.build(plan, prompt_rows)
@@ -234,7 +252,8 @@ class Engine:
         return deltas
 
     def _note_schedule(self, plan: Plan) -> None:
-        for sequence in plan.preempted:
+        for sequence in (*plan.preempted, *plan.reclaimed):
+            self.num_preemptions += 1
             generation_of(sequence).request.num_preemptions += 1
         for sequence in plan.admitted:
             request = generation_of(sequence).request
@@ -348,7 +367,7 @@ class Engine:
         """How the KV memory is used right now."""
         holders = [
             (s.blocks, s.num_computed_tokens)
-            for s in self.scheduler.running
+            for s in (*self.scheduler.running, *self.scheduler.parked)
             if s.blocks is not None
         ]
         holders += self.histories.filled()

@@ -134,6 +134,7 @@ class Drawing:
                 list(parent.tokens),
                 parent.max_num_tokens,
                 num_prompt_tokens=parent.num_prompt_tokens,
+                rank=parent.place[0],
             )
             state = first.sampler_state.fork(index)
             stream = self._vocabulary.stream(request.params)

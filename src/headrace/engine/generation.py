@@ -19,7 +19,7 @@ from headrace.engine.outputs import (
     RequestOutput,
 )
 from headrace.engine.params import SamplingParams
-from headrace.engine.request import FinishReason, Sequence
+from headrace.engine.request import FinishReason, Sequence, Status
 from headrace.engine.sampler import Drawn, RowStatus, SamplerState, TokenLogprobs
 from headrace.engine.stopping import StopFilter
 from headrace.engine.trace import SamplerTrace
@@ -277,6 +277,11 @@ class Request:
     def finished(self) -> bool:
         """Whether every sample has ended."""
         return self.finished_s is not None
+
+    @property
+    def paused(self) -> bool:
+        """Whether `Engine.pause` keeps it from advancing."""
+        return any(g.sequence.status is Status.PAUSED for g in self.generations)
 
     @property
     def _undrawn_end_s(self) -> float | None:

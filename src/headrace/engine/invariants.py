@@ -10,17 +10,22 @@ from headrace.engine.scheduler import Scheduler
 
 def check_invariants(scheduler: Scheduler, histories: Histories) -> None:
     """Raises AssertionError when block counts, queues or sequences disagree."""
-    running, waiting = scheduler.running, scheduler.waiting
-    for queue, status in ((running, Status.RUNNING), (waiting, Status.WAITING)):
+    running, waiting, paused = scheduler.running, scheduler.waiting, scheduler.paused
+    for queue, status in (
+        (running, Status.RUNNING),
+        (waiting, Status.WAITING),
+        (paused, Status.PAUSED),
+    ):
         assert all(s.status is status for s in queue), "status differs from queue"
-        orders = [s.order for s in queue]
-        assert orders == sorted(set(orders)), "queue is not in order of age"
-    assert all(s.blocks is None for s in waiting), "a waiting sequence holds blocks"
-    held = [s.blocks for s in running if s.blocks is not None]
-    assert len(held) == len(running), "a running sequence has no tables"
+        places = [s.place for s in queue]
+        assert places == sorted(set(places)), "queue is not in order of age"
+    parked = sorted((s for s in (*waiting, *paused) if s.blocks), key=lambda s: s.place)
+    assert scheduler.parked == parked, "parked are those that hold blocks and do not run"
+    held = [s.blocks for s in (*running, *parked) if s.blocks is not None]
+    assert len(held) == len(running) + len(parked), "a running sequence has no tables"
     assert sum(s.num_slots for s in running) <= scheduler.budget.max_num_seqs, "too many run"
     scheduler.manager.check([*held, *histories.holders()])
-    for sequence in running:
+    for sequence in (*running, *parked):
         _check_sequence(sequence, scheduler)
 
 

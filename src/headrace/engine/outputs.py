@@ -54,7 +54,8 @@ class CompletionOutput:
 
     token_ids: all output ids, a final stop id included. text: without special tokens and without
     the stop string, unless asked for. stop_reason: the stop string or stop id that matched; None
-    for an end-of-text id of the model. error: what went wrong, with finish_reason "error".
+    for an end-of-text id of the model. error: what went wrong, with finish_reason "error"; why it
+    was given up, with "abort", where the caller said so.
     trace: one sampler trace per step, when SamplingParams.trace asked for it.
     """
 

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
 
 class Status(Enum):
-    """Where a sequence is. NEW, WAITING ⇄ RUNNING (preemption goes back), FINISHED for good."""
+    """Where a sequence is. NEW, WAITING ⇄ RUNNING (preemption goes back), from either to PAUSED and
+    back to WAITING, FINISHED for good."""
 
     NEW = "new"
     WAITING = "waiting"
     RUNNING = "running"
+    PAUSED = "paused"
     FINISHED = "finished"
 
 
@@ -40,7 +42,9 @@ class Sequence:
     """Token ids and progress of one sample. Mutated by the scheduler (status, blocks) and by the
     step's commit (tokens, counts); nobody else.
 
-    order: (arrival of the request, sample index); smaller = older, served first.
+    order: (arrival of the request, sample index), its name in messages and checks.
+    place: (rank, *order); smaller = served first. Without priorities the rank is the arrival, and
+        "older" means "earlier in this order" everywhere.
     tokens: prompt and output ids so far. max_num_tokens: prompt + most output ids it may reach.
     num_computed_tokens: positions whose keys and values are in this sequence's blocks.
     num_stored_tokens: ≥ num_computed_tokens; positions below it must not be written again. It is
@@ -65,6 +69,7 @@ class Sequence:
         "num_stored_tokens",
         "order",
         "owner",
+        "place",
         "reuses_history",
         "session",
         "status",
@@ -79,10 +84,12 @@ class Sequence:
         *,
         num_prompt_tokens: int | None = None,
         num_slots: int = 1,
+        rank: int | None = None,
         session: str | None = None,
         reuses_history: bool = True,
     ) -> None:
         self.order = order
+        self.place = (order[0] if rank is None else rank, *order)
         self.tokens = tokens
         self.num_prompt_tokens = len(tokens) if num_prompt_tokens is None else num_prompt_tokens
         self.max_num_tokens = max_num_tokens

@@ -5,16 +5,19 @@ text; so the simulator can drive the very same code. One call of `schedule` deci
 
 1. Tokens. Sequences that want one token (decodes) come first, so that a long prompt never stalls
    them; then the others share what is left of the token budget, oldest first (chunked prefill).
-2. Blocks, oldest first. When there are none left: kept histories go first, then the newest running
-   sequence is preempted (its blocks freed, everything recomputed later). An older sequence is
-   never preempted for a newer one and a request that cannot fit alone was refused at the door, so
-   the oldest always advances: no livelock.
+2. Blocks, oldest first. When there are none left: kept histories go first, then the blocks of
+   paused sequences, then the newest running sequence is preempted (its blocks freed, everything
+   recomputed later). An older sequence is never preempted for a newer one and a request that cannot
+   fit alone was refused at the door, so the oldest always advances: no livelock.
 3. Admission from the head of the waiting queue (first come, first served), unless something was
    just preempted. With others running, a newcomer must fit with all tokens it has today, beside
    what the running ones still need for theirs: this keeps preemption rare.
 
+A paused sequence takes part in nothing and occupies no running place; resumed, it waits like any
+other. Until somebody needs them it keeps its blocks.
+
 Static batching is a rule of admission: a new batch enters only when the last one is completely
-done.
+done (or paused).
 """
 
 from __future__ import annotations
@@ -51,24 +54,27 @@ class StepBudget:
 @dataclass(slots=True)
 class Plan:
     """One step. sequences[i] computes its next num_new_tokens[i] tokens; its blocks
-    hold them. admitted, preempted: moved into and out of the running set by this call."""
+    hold them. admitted, preempted: moved into and out of the running set by this call. reclaimed:
+    lost their blocks while they did not run."""
 
     sequences: list[Sequence] = field(default_factory=list)
     num_new_tokens: list[int] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
+    reclaimed: list[Sequence] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
         return sum(self.num_new_tokens)
 
 
-def _order(sequence: Sequence) -> tuple[int, int]:
-    return sequence.order
+def _place(sequence: Sequence) -> tuple[int, int, int]:
+    return sequence.place
 
 
 class Scheduler:
-    """waiting and running: sequences by age, oldest first. A sequence is in at most one of them."""
+    """waiting, running and paused: sequences by age, oldest first; each is in at most one of them.
+    parked: those that hold blocks while they do not run, paused or resumed."""
 
     def __init__(self, budget: StepBudget, manager: BlockManager, histories: Histories) -> None:
         assert budget.max_num_batched_tokens >= budget.max_num_seqs
@@ -77,28 +83,58 @@ class Scheduler:
         self.histories = histories
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.paused: list[Sequence] = []
+        self.parked: list[Sequence] = []
 
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence by its age."""
         sequence.status = Status.WAITING
-        insort(self.waiting, sequence, key=_order)
+        insort(self.waiting, sequence, key=_place)
 
     def add_running(self, sequence: Sequence) -> None:
         """Takes a fork that already has blocks straight into the running set."""
         sequence.status = Status.RUNNING
-        insort(self.running, sequence, key=_order)
+        insort(self.running, sequence, key=_place)
 
     def remove(self, sequence: Sequence) -> None:
         """Takes a sequence out, in any state; its blocks, if it still has some, are freed."""
-        if sequence.status is Status.WAITING:
-            self.waiting.remove(sequence)
-        elif sequence.status is Status.RUNNING:
-            self.running.remove(sequence)
+        self._take_out(sequence)
+        if sequence in self.parked:
+            self.parked.remove(sequence)
         sequence.status = Status.FINISHED
         self._free(sequence)
 
+    def pause(self, sequence: Sequence) -> None:
+        """Takes a running or waiting sequence out of the steps; nothing happens in other states."""
+        if sequence.status not in (Status.RUNNING, Status.WAITING):
+            return
+        self._take_out(sequence)
+        if sequence.status is Status.RUNNING:
+            if self.budget.whole_history:  # nobody holds blocks between steps
+                self._free(sequence)
+            else:
+                insort(self.parked, sequence, key=_place)
+        sequence.status = Status.PAUSED
+        insort(self.paused, sequence, key=_place)
+
+    def resume(self, sequence: Sequence) -> None:
+        """Queues a paused sequence at its old place; nothing happens in other states."""
+        if sequence.status is Status.PAUSED:
+            self._take_out(sequence)
+            self.add(sequence)
+
+    def _take_out(self, sequence: Sequence) -> None:
+        queues = {
+            Status.WAITING: self.waiting,
+            Status.RUNNING: self.running,
+            Status.PAUSED: self.paused,
+        }
+        if sequence.status in queues:
+            queues[sequence.status].remove(sequence)
+
     @property
     def has_work(self) -> bool:
+        """Whether a step would do something: not when all that is left is paused."""
         return bool(self.running or self.waiting)
 
     def can_ever_fit(self, num_positions: int) -> bool:
@@ -146,7 +182,7 @@ class Scheduler:
         while not granted and sequence.status is Status.RUNNING:
             if self.budget.whole_history:
                 return False  # nobody holds blocks between steps: the others wait for the next
-            if not self.histories.evict_oldest():
+            if not self._reclaim(plan, sequence):
                 plan.preempted.append(self._preempt_newest())
             if sequence.status is Status.RUNNING:
                 granted = self._grant(sequence, want)
@@ -189,6 +225,22 @@ class Scheduler:
         self.manager.extend(blocks, start + stored, granted - stored)
         return granted
 
+    def _reclaim(self, plan: Plan, wanting: Sequence) -> bool:
+        """Frees blocks that no step needs, for `wanting`: the least recently used history, else
+        those of a sequence that does not run, paused ones before resumed ones, the newest first.
+        False: there are none."""
+        if self.histories.evict_oldest():
+            return True
+        others = (s for s in self.parked if s is not wanting)
+        victim = max(others, key=lambda s: (s.status is Status.PAUSED, s.place), default=None)
+        if victim is None:
+            return False
+        self.parked.remove(victim)
+        self._free(victim)
+        victim.num_preemptions += 1
+        plan.reclaimed.append(victim)
+        return True
+
     def _preempt_newest(self) -> Sequence:
         assert len(self.running) > 1, "a sequence alone does not fit: refuse it at the door"
         victim = self.running.pop()
@@ -209,18 +261,22 @@ class Scheduler:
         slots = budget.max_num_seqs - sum(s.num_slots for s in self.running)
         while self.waiting and self.waiting[0].num_slots <= slots and (left > 0 or static):
             sequence = self.waiting[0]
-            if not self._open(sequence):
+            is_parked = sequence.blocks is not None
+            if not self._open(sequence, plan):
                 break
             want = sequence.num_wanted
             if budget.whole_history:
                 share = want if want <= left else 0
             else:
                 share = min(want, left) if want == 1 else min(want, left, left_prefill)
-            granted = self._grant_admitted(sequence, share) if share else 0
+            granted = self._grant_admitted(sequence, share, plan) if share else 0
             if granted == 0 and not (static and share == 0):
-                self._free(sequence)
+                if not is_parked:
+                    self._free(sequence)
                 break
             self.waiting.pop(0)
+            if is_parked:
+                self.parked.remove(sequence)
             self.add_running(sequence)
             plan.admitted.append(sequence)
             slots -= sequence.num_slots
@@ -230,24 +286,28 @@ class Scheduler:
                 left -= granted
                 left_prefill -= granted if granted > 1 else 0
 
-    def _grant_admitted(self, sequence: Sequence, share: int) -> int:
-        """_grant for a newcomer: kept histories make way, running sequences never do."""
+    def _grant_admitted(self, sequence: Sequence, share: int, plan: Plan) -> int:
+        """_grant for a newcomer: histories and the paused make way, running sequences never do."""
         granted = self._grant(sequence, share)
-        while granted == 0 and self.histories.evict_oldest():
+        while granted == 0 and self._reclaim(plan, sequence):
             granted = self._grant(sequence, share)
         return granted
 
-    def _open(self, sequence: Sequence) -> bool:
-        """Gives a newcomer its tables, with a kept prefix if there is one. False = no room now."""
-        self.histories.attach(sequence)
+    def _open(self, sequence: Sequence, plan: Plan) -> bool:
+        """Gives a newcomer its tables, with a kept prefix if there is one; one that was resumed may
+        have its own still. False = no room now."""
+        is_parked = sequence.blocks is not None
+        if not is_parked:
+            self.histories.attach(sequence)
         while sequence.blocks is None:
             sequence.blocks = self.manager.open(sequence.max_num_positions)
-            if sequence.blocks is None and not self.histories.evict_oldest():
+            if sequence.blocks is None and not self._reclaim(plan, sequence):
                 return False
         if self.running and not self.budget.whole_history:
             while not self._has_room_for(sequence):
-                if not self.histories.evict_oldest():
-                    self._free(sequence)
+                if not self._reclaim(plan, sequence):
+                    if not is_parked:
+                        self._free(sequence)
                     return False
         return True
 
