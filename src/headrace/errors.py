@@ -4,8 +4,10 @@ HeadraceError
 ├── UsageError        a parameter is unknown, misspelt or out of range      (exit code 2 on the CLI)
 ├── ModelFileError    a model file is missing, damaged, or of a kind we do not read
 ├── ModelSourceError  a model could not be found or fetched
-├── PromptError       a prompt is empty, too long, or holds invalid ids
-├── CapacityError     a request can never fit the KV cache or the queue
+├── PromptError       a prompt is empty or holds invalid ids
+│   └── ContextLengthError  prompt and requested output do not fit the context
+├── CapacityError     a request can never fit the KV cache
+│   └── QueueFullError      it could not be queued now; later it may
 └── NativeError       the native core cannot run here (CPU without AVX2, for example)
 
 `assert` is for our own bugs; everything here is one clear sentence that names the thing and,
@@ -32,11 +34,19 @@ class ModelSourceError(HeadraceError):
 
 
 class PromptError(HeadraceError, ValueError):
-    """A prompt is empty, longer than the context, or holds out-of-range ids."""
+    """A prompt is empty or holds out-of-range ids."""
+
+
+class ContextLengthError(PromptError):
+    """Prompt and requested output are longer than the context. Names all three numbers."""
 
 
 class CapacityError(HeadraceError):
-    """A request can never fit the configured KV cache or queue."""
+    """A request can never fit the configured KV cache."""
+
+
+class QueueFullError(CapacityError):
+    """As many requests wait as may wait; the same request may be taken later."""
 
 
 class NativeError(HeadraceError):

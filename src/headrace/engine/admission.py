@@ -9,7 +9,7 @@ from headrace.engine import sampler
 from headrace.engine.config import EngineConfig
 from headrace.engine.generation import TextStream, TokenText
 from headrace.engine.params import DefaultLimit, SamplingParams
-from headrace.errors import CapacityError, PromptError, UsageError
+from headrace.errors import CapacityError, ContextLengthError, PromptError, UsageError
 
 #: One level of priority is worth so many arrivals.
 ARRIVALS_PER_PRIORITY = 64
@@ -77,7 +77,7 @@ def _check_prompt(ids: list[int], params: SamplingParams, num_ids: int, limit: i
     least = 1 if wanted is None or isinstance(wanted, DefaultLimit) else wanted
     if num_prompt + least > limit:
         asked = str(wanted) if least == wanted else "at least 1"
-        raise PromptError(
+        raise ContextLengthError(
             f"The context limit is {limit} tokens; the prompt has {num_prompt} and {asked} more "
             f"were requested (max_tokens). Shorten the prompt, lower max_tokens or raise "
             f"max_model_len."

@@ -31,7 +31,7 @@ from headrace.engine.prepare import Preparer
 from headrace.engine.request import FinishReason, Sequence, Status
 from headrace.engine.scheduler import Plan, Scheduler, StepBudget
 from headrace.engine.scoring import Logits, Observer, PromptScorer, RowScorer
-from headrace.errors import CapacityError
+from headrace.errors import QueueFullError
 from headrace.ops.executor import Executor
 
 
@@ -128,14 +128,14 @@ class Engine:
         arrived_s: float | None = None,
         constraint: Constraint | None = None,
     ) -> Request:
-        """Queues a request and returns its handle; `check` errors, and CapacityError when the
+        """Queues a request and returns its handle; `check` errors, and QueueFullError when the
         queue is full. session: key of a kept history to extend and leave behind. priority: lower =
         earlier, −100 … 100; see admission.rank_of. arrived_s: time.monotonic() of its arrival,
         before tokenization; None = now. constraint: what every sample has to follow, in its first
         state; the request owns it from here on."""
         self.check(prompt_token_ids, params)
         if not self.has_queue_room:
-            raise CapacityError(
+            raise QueueFullError(
                 f"The queue is full ({self.config.max_queue} requests wait); try again later."
             )
         constraints: tuple[Constraint, ...] = ()

@@ -349,7 +349,9 @@ def entry_of(
     return entry
 
 
+#: The request's own doing, unlike the other row errors.
+CANDIDATES_ERROR = "No token can be drawn: every candidate is banned or not allowed."
 _ROW_ERRORS = {
     RowStatus.NON_FINITE: "The model gave logits that are not finite; no token can be drawn.",
-    RowStatus.NO_CANDIDATES: "No token can be drawn: every candidate is banned or not allowed.",
+    RowStatus.NO_CANDIDATES: CANDIDATES_ERROR,
 }

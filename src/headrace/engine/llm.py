@@ -29,7 +29,7 @@ from headrace.engine.model import (
 from headrace.engine.outputs import Delta, RequestOutput
 from headrace.engine.params import SamplingParams
 from headrace.engine.prompts import Prompt, TokenPrompt, as_prompt_list, params_list, read_prompt
-from headrace.errors import PromptError, UsageError
+from headrace.errors import ContextLengthError, UsageError
 from headrace.formats.fetching import Reporter
 from headrace.formats.tokenizer import Tokenizer
 
@@ -274,7 +274,7 @@ class LLM:
         # Composing (NFC) makes at most 4 characters one; a character takes at least a byte.
         limit = self.config.max_model_len
         if len(text) > 4 * limit * self.tokenizer.max_token_bytes:
-            raise PromptError(
+            raise ContextLengthError(
                 f"The context limit is {limit} tokens, and the prompt has {len(text):,} "
                 f"characters, which cannot fit. Shorten it or raise max_model_len."
             )

@@ -1,0 +1,152 @@
+"""`headrace serve`: an OpenAI-compatible server over one model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli import options as o
+from headrace.cli.progress import StderrReporter
+from headrace.errors import UsageError
+
+if TYPE_CHECKING:
+    from headrace.engine.core import Engine
+    from headrace.engine.model import OpenModel
+
+
+def serve(
+    model: o.Model,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 = any free one.")] = 8000,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--served-model-name",
+            "-a",
+            show_default=False,
+            help="Name in the API instead of MODEL; may be repeated.",
+        ),
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--api-key",
+            envvar="HEADRACE_API_KEY",
+            show_default=False,
+            help="Key that clients must send; may be repeated. Better in the environment.",
+        ),
+    ] = None,
+    max_model_len: o.MaxModelLen = None,
+    max_num_seqs: Annotated[
+        int, typer.Option("--max-num-seqs", "-np", help="Sequences that run together.")
+    ] = 64,
+    max_num_batched_tokens: o.ChunkTokens = None,
+    kv_cache_memory: o.KVMemory = None,
+    kv_cache_dtype: o.KVFormat = "bf16",
+    block_size: o.BlockSize = 16,
+    threads: o.Threads = None,
+    max_queued_requests: Annotated[
+        int, typer.Option(help="Requests that may wait; more are refused with 429.")
+    ] = 1024,
+    request_timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="Longest life of a request, seconds (default: no limit).", show_default=False
+        ),
+    ] = None,
+    drain_timeout: Annotated[
+        float, typer.Option(help="How long a stopping server lets requests finish, seconds.")
+    ] = 30.0,
+    ping_interval: Annotated[
+        float, typer.Option(help="Silence in a stream before a comment line is sent, seconds.")
+    ] = 5.0,
+    chat_template: o.ChatTemplate = None,
+    metrics_prefix: Annotated[
+        str, typer.Option(help="Prefix of the metrics' names; vllm for existing dashboards.")
+    ] = "headrace",
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Web origin that browsers may call from (CORS); may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    quantize: o.Quantize = None,
+    weight_cache: o.WeightCache = None,
+    offline: o.Offline = False,
+) -> None:
+    """Serve a model over HTTP, for OpenAI's clients and tools. Ctrl-C or SIGTERM lets running
+    requests finish, then stops."""
+    need_serve_extra()
+    from headrace.engine.config import EngineOptions
+    from headrace.engine.model import build_engine, open_model
+    from headrace.server.logs import set_up_logging
+    from headrace.server.run import serve as run_server
+    from headrace.server.settings import ServeSettings
+
+    settings = ServeSettings(
+        served_model_names=tuple(served_model_name or [default_name(model)]),
+        host=host,
+        port=port,
+        api_keys=tuple(api_key or ()),
+        allow_origins=tuple(allow_origin or ()),
+        max_queued_requests=max_queued_requests,
+        request_timeout_s=request_timeout,
+        drain_timeout_s=drain_timeout,
+        ping_interval_s=ping_interval,
+        metrics_prefix=metrics_prefix,
+        log_format=log_format,
+    )
+    set_up_logging(log_format, check_level(log_level))
+    options = EngineOptions(
+        max_num_seqs=max_num_seqs,
+        block_size=block_size,
+        kv_cache_dtype=kv_cache_dtype,
+        max_queue=max_num_seqs + max_queued_requests,
+        **o.given(
+            max_model_len=max_model_len,
+            max_num_batched_tokens=max_num_batched_tokens,
+            kv_cache_memory=kv_cache_memory,
+            num_threads=threads,
+            weight_cache=weight_cache,
+        ),
+    )
+
+    def load() -> tuple[OpenModel, Engine]:
+        opened = open_model(
+            model,
+            quantize=quantize,
+            num_threads=threads,
+            offline=offline,
+            progress=StderrReporter(),
+        )
+        return opened, build_engine(opened, options)
+
+    run_server(settings, load, template=str(chat_template) if chat_template else None)
+
+
+def need_serve_extra() -> None:
+    """Raises UsageError when the libraries of the server are missing."""
+    try:
+        import fastapi  # noqa: F401
+        import httptools  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise UsageError(f"The server needs {error.name}: pip install 'headrace[serve]'.") from None
+
+
+def default_name(model: str) -> str:
+    """A file goes by its stem, anything else by the name it was given."""
+    path = Path(model)
+    return path.stem or model if path.exists() else model
+
+
+def check_level(level: str) -> str:
+    """Raises UsageError for what is no level of logging."""
+    if level not in ("debug", "info", "warning", "error"):
+        raise UsageError(f"--log-level must be debug, info, warning or error, not {level!r}.")
+    return level

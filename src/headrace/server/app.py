@@ -1,0 +1,129 @@
+"""The application: which path leads to which route, and how errors look. Knows no engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from headrace import __version__
+from headrace.errors import HeadraceError
+from headrace.server.context import Context
+from headrace.server.errors import ApiError, api_error
+from headrace.server.middleware import Entrance
+from headrace.server.protocol.chat import ChatRequest
+from headrace.server.protocol.completion import CompletionRequest
+from headrace.server.respond import ClientLeft
+from headrace.server.routes import chat, completions, models, operations
+
+_LOG = logging.getLogger("headrace.server")
+Route = Callable[[Request], Awaitable[Response]]
+
+#: Path → route; the second of a POST is the body's model.
+GET: dict[str, Route] = {
+    "/v1/models": models.models,
+    "/v1/models/{model_id:path}": models.model,
+    "/health": operations.health,
+    "/ping": operations.ping,
+    "/version": operations.version,
+    "/load": operations.load,
+}
+POST: dict[str, tuple[Route, type[BaseModel]]] = {
+    "/v1/chat/completions": (chat.chat_completions, ChatRequest),
+    "/v1/completions": (completions.completions, CompletionRequest),
+}
+
+
+def build_app(context: Context) -> FastAPI:
+    """The application over a context, whose door may come later."""
+    settings = context.settings
+    middleware = [Middleware(Entrance, api_keys=settings.api_keys)]
+    if settings.allow_origins:  # outermost: a browser's preflight carries no key
+        middleware.insert(
+            0,
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(settings.allow_origins),
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "x-headrace-ignored"],
+            ),
+        )
+    app = FastAPI(
+        title="Headrace",
+        version=__version__,
+        docs_url=None,  # its page would load scripts from elsewhere
+        redoc_url=None,
+        middleware=middleware,
+    )
+    app.state.context = context
+    for path, route in GET.items():
+        app.add_api_route(path, route, methods=["GET"], response_model=None)
+    for path, (route, model) in POST.items():
+        app.add_api_route(
+            path, route, methods=["POST"], response_model=None, openapi_extra=_body_schema(model)
+        )
+    _add_error_handlers(app)
+    return app
+
+
+def _body_schema(model: type[BaseModel]) -> dict[str, Any]:
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema.pop("$defs", None)
+    return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
+
+
+# ---- errors -------------------------------------------------------------------------------------
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(ApiError, _api)
+    app.add_exception_handler(HeadraceError, _headrace)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(ClientLeft, _left)
+    app.add_exception_handler(ClientDisconnect, _left)
+    app.add_exception_handler(Exception, _bug)
+
+
+def _respond(error: ApiError) -> Response:
+    return Response(
+        error.to_bytes(), error.status, headers=error.headers, media_type="application/json"
+    )
+
+
+async def _api(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _respond(error)
+
+
+async def _headrace(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HeadraceError)
+    return _respond(api_error(error))
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    """What the framework itself refuses: an unknown path, a wrong method."""
+    assert isinstance(error, HTTPException)
+    where = f"{request.method} {request.url.path}"[:200]
+    message = {404: f"There is no route {where}.", 405: f"{where}: this method is not allowed."}
+    refusal = ApiError(error.status_code, message.get(error.status_code, str(error.detail)))
+    refusal.headers = dict(error.headers or {})
+    return _respond(refusal)
+
+
+async def _left(request: Request, error: Exception) -> Response:
+    """499: nobody reads it; only the log does."""
+    return Response(status_code=499)
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    """A fault of ours: the log gets the traceback, the client one sentence."""
+    return _respond(ApiError(500, "Something went wrong inside the server; its log says what."))

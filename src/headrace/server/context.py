@@ -1,0 +1,57 @@
+"""Context: what the routes of one server share. The door exists once the model is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from starlette.requests import Request
+
+from headrace.server.body import read_json
+from headrace.server.door import Door
+from headrace.server.errors import ApiError
+from headrace.server.settings import ServeSettings
+
+
+@dataclass(slots=True)
+class Context:
+    """door: None while the model loads. load_error: why it could not be loaded."""
+
+    settings: ServeSettings
+    door: Door | None = None
+    load_error: str | None = None
+    draining: bool = False
+
+
+def context_of(request: Request) -> Context:
+    return cast(Context, request.app.state.context)
+
+
+def open_door(request: Request) -> Door:
+    """The door. Raises ApiError 503 while the model loads or the server stops."""
+    context = context_of(request)
+    if context.door is None:
+        raise ApiError(503, context.load_error or "Loading model", headers={"Retry-After": "1"})
+    if context.draining:
+        raise ApiError(503, "The server is shutting down.", headers={"Retry-After": "5"})
+    if not context.door.loop.alive:
+        raise ApiError(503, "The engine has stopped; the server's log says why.")
+    return context.door
+
+
+async def json_body(request: Request) -> dict[str, Any]:
+    """The request's JSON object, within the server's limits. Raises ApiError."""
+    settings = context_of(request).settings
+    return await read_json(request, settings.max_body_bytes, settings.max_nesting)
+
+
+def check_model(request: Request, name: str | None) -> None:
+    """Raises ApiError 404 for a model that is not served here."""
+    served = context_of(request).settings.served_model_names
+    if name is not None and name not in served:
+        raise ApiError(
+            404,
+            f"The model {name[:200]!r} does not exist here; served is {', '.join(served)}.",
+            param="model",
+            code="model_not_found",
+        )

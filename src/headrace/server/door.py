@@ -1,0 +1,174 @@
+"""Door: what every route needs of a loaded model: its tokenizer and template, its engine, and how a
+request gets in. Lives on the asyncio thread; knows no routes and no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from headrace import __version__
+from headrace.engine.core import Engine
+from headrace.engine.model import OpenModel
+from headrace.errors import ContextLengthError, HeadraceError, ModelFileError, QueueFullError
+from headrace.formats.chat_template import ChatTemplate, encode_chat
+from headrace.formats.tokenizer import Tokenizer
+from headrace.server.flow import Flow
+from headrace.server.job import Job
+from headrace.server.loop import EngineLoop, StepResults
+from headrace.server.settings import ServeSettings
+
+T = TypeVar("T")
+
+#: Characters that are tokenized at once; longer texts go to a worker thread.
+INLINE_CHARACTERS = 8192
+
+
+class Door:
+    """model: opened; engine: built over it. Call `start` on the loop that will serve."""
+
+    def __init__(
+        self, settings: ServeSettings, model: OpenModel, engine: Engine, template: str | None
+    ) -> None:
+        self.settings = settings
+        self.model = model
+        self.created = int(time.time())
+        self.max_model_len = engine.config.max_model_len
+        self._engine = engine
+        self._template_override = template
+        self._template: ChatTemplate | None = None
+        self.fingerprint = f"headrace-{__version__}-{_short_hash(model)}"
+        self.max_open = engine.config.max_num_seqs + settings.max_queued_requests
+        self._flows: dict[Job, Flow] = {}
+        self.num_open = 0  # jobs inside
+        self._ticker: asyncio.Task[None] | None = None
+        self.loop: EngineLoop
+
+    def start(self) -> None:
+        """Starts the engine's thread; results arrive on the running asyncio loop."""
+        self.loop = EngineLoop(self._engine, asyncio.get_running_loop(), self._deliver)
+        self.loop.start()
+        self._ticker = asyncio.create_task(self._tick())
+
+    def close(self) -> None:
+        """Stops the engine's thread. Whatever still runs never ends: cancel it first."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+        self.loop.stop()
+
+    # ---- text -------------------------------------------------------------------------------
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.model.tokenizer
+
+    def template(self, override: str | None = None) -> ChatTemplate:
+        """The model's template, or one of the request's own. Raises ModelFileError without one."""
+        if override is not None:
+            return self.model.chat_template(override)
+        if self._template is None:
+            self._template = self.model.chat_template(self._template_override)
+        return self._template
+
+    async def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """Ids of a text; one that no context could hold is refused before it is tokenized."""
+        limit = self.max_model_len
+        if len(text) > 4 * limit * self.tokenizer.max_token_bytes:
+            raise ContextLengthError(
+                f"The context limit is {limit} tokens, and the prompt has {len(text):,} "
+                f"characters, which cannot fit. Shorten it or raise --max-model-len."
+            )
+        return await self.off_loop(
+            len(text), lambda: self.tokenizer.encode(text, add_special=add_special)
+        )
+
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], template: ChatTemplate, **options: Any
+    ) -> list[int]:
+        """Ids of a conversation. options: see formats.chat_template.ChatTemplate.render."""
+        size = sum(len(str(message.get("content", ""))) for message in messages)
+        try:
+            return await self.off_loop(
+                size, lambda: encode_chat(self.tokenizer, template, messages, **options)
+            )
+        except ModelFileError as error:
+            if template is self._template:
+                raise
+            raise HeadraceError(f"chat_template: {error}") from None
+
+    async def off_loop(self, size: int, work: Callable[[], T]) -> T:
+        """Runs work here when it is small, else in a thread, so that streams do not wait."""
+        return work() if size <= INLINE_CHARACTERS else await asyncio.to_thread(work)
+
+    # ---- requests ---------------------------------------------------------------------------
+
+    def open(self, jobs: Sequence[Job]) -> Flow:
+        """Checks all jobs of one HTTP request, then queues all of them.
+
+        Raises PromptError, UsageError or CapacityError of the first that cannot run, and
+        QueueFullError when they do not all fit the queue; then nothing was queued.
+        """
+        for job in jobs:
+            self._engine.check(job.prompt, job.params)
+        if self.num_open + len(jobs) > self.max_open:
+            raise QueueFullError(
+                f"The server is busy: {self.num_open} requests are running or waiting and at most "
+                f"{self.max_open} may; try again later."
+            )
+        flow = Flow(self.loop, jobs, self.settings.max_buffered_deltas)
+        self.num_open += len(jobs)
+        for job in jobs:
+            self._flows[job] = flow
+            self.loop.submit(job)
+        return flow
+
+    @property
+    def num_running_waiting(self) -> tuple[int, int]:
+        """Sequences in the steps, and requests that wait for a place."""
+        scheduler = self._engine.scheduler
+        return len(scheduler.running), len(scheduler.waiting)
+
+    def cancel_all(self, reason: str) -> None:
+        """Ends every open request."""
+        for flow in set(self._flows.values()):
+            flow.cancel(reason)
+
+    def _deliver(self, results: StepResults) -> None:
+        """Hands the results of a step to their flows; each flow wakes once."""
+        flows = self._flows
+        awake: dict[Flow, None] = {}
+        for job, delta in results.deltas:
+            flow = flows[job]
+            flow.push(job, delta)
+            awake[flow] = None
+        for job in results.finished:
+            awake[self._end(job)] = None
+        for job, error in results.failed:
+            awake[self._end(job, error)] = None
+        for flow in awake:
+            flow.wake()
+
+    def _end(self, job: Job, error: Exception | None = None) -> Flow:
+        flow = self._flows.pop(job)
+        self.num_open -= 1
+        flow.end_job(error)
+        return flow
+
+    async def _tick(self) -> None:
+        """Signs of life for streams that have been silent for long (prefill, queue)."""
+        interval = self.settings.ping_interval_s
+        while True:
+            await asyncio.sleep(interval / 2)
+            before = time.monotonic() - interval
+            for flow in set(self._flows.values()):
+                if flow.last_sent_s and flow.last_sent_s < before:
+                    flow.ping()
+
+
+def _short_hash(model: OpenModel) -> str:
+    """Tells one model file, quantised in one way, from another."""
+    parts = (model.path.name, str(model.quantize), *model.program.identity)
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:10]

@@ -1,0 +1,87 @@
+"""ApiError: what goes wrong for one request, as OpenAI's clients expect to read it.
+
+    {"error": {"message": …, "type": …, "param": null | field, "code": null | word}}
+
+Clients map the status to an exception class and retry 408, 409, 429 and 5xx by themselves.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from headrace.errors import (
+    CapacityError,
+    ContextLengthError,
+    HeadraceError,
+    PromptError,
+    QueueFullError,
+    UsageError,
+)
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "method_not_allowed",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_exceeded",
+    500: "server_error",
+    503: "unavailable_error",
+}
+
+
+class ApiError(Exception):
+    """One refusal or failure. headers: extra response headers, such as Retry-After."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The error object. An unavailable server's code is its status, as llama.cpp's is."""
+        code = self.status if self.status == 503 and self.code is None else self.code
+        return {
+            "error": {
+                "message": self.message,
+                "type": _TYPES.get(self.status, "invalid_request_error"),
+                "param": self.param,
+                "code": code,
+            }
+        }
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(self.to_dict()).encode()
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A 400."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def api_error(error: HeadraceError) -> ApiError:
+    """What a caller's mistake, or a full house, looks like from outside."""
+    message = str(error)
+    match error:
+        case QueueFullError():
+            return ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
+        case ContextLengthError():
+            return invalid(message, code="context_length_exceeded")
+        case UsageError() | PromptError() | CapacityError():
+            return invalid(message)
+    return ApiError(500, message)

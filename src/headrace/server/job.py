@@ -1,0 +1,43 @@
+"""Job: one engine request of one HTTP request, as it travels between the two threads.
+
+Made on the asyncio side, given to the engine's thread, given back with every result. The engine's
+thread writes `request`; the asyncio side reads it only after a result has come.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.engine.constraint import Constraint
+from headrace.engine.core import Engine
+from headrace.engine.generation import Request
+from headrace.engine.params import SamplingParams
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """prompt: the ids to compute. first_index: choice index of its sample 0. streams: results are
+    wanted as they come; otherwise only the end is told. arrived_s: time.monotonic() at the door.
+    cancelled: why it was ended before its time."""
+
+    prompt: list[int]
+    params: SamplingParams
+    arrived_s: float
+    text: str | None = None
+    first_index: int = 0
+    streams: bool = False
+    priority: int = 0
+    constraint: Constraint | None = None
+    request: Request | None = None
+    cancelled: str | None = None
+
+    def add_to(self, engine: Engine) -> Request:
+        """Queues it. Raises what Engine.add raises."""
+        return engine.add(
+            self.prompt,
+            self.params,
+            prompt=self.text,
+            priority=self.priority,
+            arrived_s=self.arrived_s,
+            constraint=self.constraint,
+        )

@@ -1,0 +1,1 @@
+"""Request bodies as pydantic models: types, names and the OpenAPI document. No behaviour."""

@@ -1,0 +1,28 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from headrace.server.protocol.common import Integer, SamplingFields
+
+
+class ChatRequest(SamplingFields):
+    """See OpenAI's chat completions; the extensions are vLLM's and llama.cpp's."""
+
+    messages: list[dict[str, Any]] = Field(
+        description="{role, content}; roles developer, system, user, assistant, tool."
+    )
+    max_tokens: Integer | None = None
+    max_completion_tokens: Integer | None = None
+    logprobs: bool | None = None
+    top_logprobs: Integer | None = Field(None, description="0 … 20, with logprobs.")
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = Field(None, description="Handed to the chat template.")

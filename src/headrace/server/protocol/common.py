@@ -1,0 +1,94 @@
+"""Fields that several requests share. Strict: a string is not a number, NaN is not either.
+
+null means "not given" everywhere. Ranges are SamplingParams' business; unknown names are
+`fields.py`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from headrace.server.errors import ApiError, invalid
+
+#: Any integer of JSON that a C integer of 64 bits holds, unsigned.
+Integer = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
+
+
+class RequestBody(BaseModel):
+    """Base of every request. Fields it does not name are kept in `model_extra`."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    model: str | None = Field(None, description="A served model's name; the only one by default.")
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingFields(RequestBody):
+    """What SamplingParams takes, under OpenAI's, vLLM's and llama.cpp's names."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    n: Integer | None = None
+    stop: str | list[str] | None = None
+    seed: Integer | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = Field(None, description="Token id → added to its logit.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    top_k: Integer | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    repeat_penalty: float | None = Field(None, description="llama.cpp's name of the same.")
+    min_tokens: Integer | None = None
+    stop_token_ids: list[Integer] | None = None
+    allowed_token_ids: list[Integer] | None = None
+    bad_words: list[str] | None = Field(None, description="Words of one token that are banned.")
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: Integer | None = None
+    logprobs_mode: str | None = Field(None, description="raw (the model's own) or processed.")
+    post_sampling_probs: bool | None = Field(None, description="true = logprobs_mode processed.")
+
+    priority: Integer | None = Field(None, description="Lower is served earlier; 0 is usual.")
+    truncate_prompt_tokens: Integer | None = Field(
+        None, description="Keep so many last tokens of the prompt; -1: what the context holds."
+    )
+    timeout: float | None = Field(None, description="Seconds after which the request is ended.")
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    sampler_stages: list[str] | None = Field(None, description="Order of the sampler's stages.")
+    sampler_trace: Integer | None = Field(
+        None, description="N: per token and stage, the N best candidates and the entropy."
+    )
+
+
+_Body = TypeVar("_Body", bound=RequestBody)
+
+
+def parse(kind: type[_Body], body: dict[str, Any]) -> _Body:
+    """A JSON object as a request. Raises ApiError 400 naming the first wrong field."""
+    try:
+        return kind.model_validate({name: v for name, v in body.items() if v is not None})
+    except ValidationError as error:
+        raise _refusal(error) from None
+
+
+def _refusal(error: ValidationError) -> ApiError:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    path = [str(part) for part in first["loc"] if not str(part).startswith(("constrained-", "fn"))]
+    name = path[0] if path else None
+    more = error.error_count() - 1
+    also = f" ({more} more like this)" if more else ""
+    return invalid(f"{'.'.join(path) or 'body'}: {first['msg']}{also}"[:500], param=name)

@@ -1,0 +1,204 @@
+"""text_completion: whole answers and stream chunks, which have the same shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.engine.generation import Generation, Request
+from headrace.engine.outputs import Delta, LogprobEntry
+from headrace.server.job import Job
+from headrace.server.render.answer import (
+    DONE,
+    AnswerOptions,
+    Traces,
+    account,
+    data,
+    dump,
+    json_text,
+    usage,
+)
+from headrace.server.render.logprobs import CompletionLogprobs
+
+
+class CompletionRenderer:
+    """echo: texts of the prompts, one per job, to begin each answer with; None = no echo.
+    num_top: completions' logprobs, None = none. keep: of the samples of each job only so many, the
+    most probable ones (best_of); None = all."""
+
+    def __init__(
+        self,
+        options: AnswerOptions,
+        jobs: Sequence[Job],
+        num_choices: int,
+        *,
+        echo: Sequence[str] | None = None,
+        num_top: int | None = None,
+        keep: int | None = None,
+    ) -> None:
+        self._options = options
+        self._jobs = jobs
+        self._num_choices = num_choices
+        self._echo = echo
+        self._num_top = num_top
+        self._keep = keep
+        self._num_told = 0
+        self._num_ended = 0
+        self._traces = Traces() if options.trace else None
+        self._unechoed = set() if echo is None else set(range(num_choices))
+        self._offsets: dict[int, CompletionLogprobs] = {}
+        self._names: dict[str, Any] = {
+            "id": options.id,
+            "object": "text_completion",
+            "created": options.created,
+            "model": options.model,
+            "system_fingerprint": options.fingerprint,
+        }
+        plain = num_top is None and not (
+            options.continuous_usage or options.token_ids or options.trace
+        )
+        self._plain = self._plain_pieces() if plain else None
+
+    def _plain_pieces(self) -> tuple[str, str, str]:
+        """A chunk of plain text around its choice index and its text."""
+        before, after = data({**self._names, "choices": []}).decode().split('"choices":[]')
+        usage_null = ',"usage":null' if self._options.include_usage else ""
+        return (
+            before + '"choices":[{"index":',
+            ',"text":',
+            ',"logprobs":null,"finish_reason":null}]' + usage_null + after,
+        )
+
+    # ---- stream -----------------------------------------------------------------------------
+
+    def start(self) -> bytes:
+        return b""
+
+    def chunk(self, job: Job, delta: Delta) -> bytes:
+        index = job.first_index + delta.index
+        self._num_told += len(delta.token_ids)
+        events = b""
+        if index in self._unechoed:
+            self._unechoed.remove(index)
+            events = self._echo_event(index, job)
+        if delta.text or (delta.token_ids and self._plain is None):
+            events += self._content(index, job, delta)
+        if delta.finish_reason is not None:
+            events += self._finish(index, delta)
+        return events
+
+    def _echo_event(self, index: int, job: Job) -> bytes:
+        choice: dict[str, Any] = {"text": self._echoed(index)}
+        if self._num_top is not None:
+            assert job.request is not None
+            choice["logprobs"] = self._prompt_logprobs(index, job.request)
+        return self._event(index, choice)
+
+    def _content(self, index: int, job: Job, delta: Delta) -> bytes:
+        if self._plain is not None:
+            head, middle, tail = self._plain
+            return f"{head}{index}{middle}{json_text(delta.text)}{tail}".encode()
+        choice: dict[str, Any] = {"text": delta.text}
+        if self._num_top is not None:
+            choice["logprobs"] = self._lists(index, delta.token_ids, delta.logprobs or [])
+        if self._options.token_ids:
+            choice["token_ids"] = delta.token_ids
+        if self._traces is not None:
+            choice["sampler_trace"] = self._traces.next(job, delta)
+        return self._event(index, choice)
+
+    def _finish(self, index: int, delta: Delta) -> bytes:
+        """The last of them carries the account."""
+        self._num_ended += 1
+        own = account(self._jobs) if self._num_ended == self._num_choices else {}
+        ended = {
+            "text": "",
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+        }
+        return self._event(index, ended, own)
+
+    def _event(
+        self, index: int, choice: dict[str, Any], own: dict[str, Any] | None = None
+    ) -> bytes:
+        full = {"index": index, "logprobs": None, "finish_reason": None, **choice}
+        event = {**self._names, "choices": [full], **(own or {})}
+        if self._options.continuous_usage:
+            event["usage"] = usage(self._jobs, self._num_told)
+        elif self._options.include_usage:
+            event["usage"] = None
+        return data(event)
+
+    def end(self, jobs: Sequence[Job]) -> bytes:
+        if not self._options.include_usage:
+            return DONE
+        return data({**self._names, "choices": [], "usage": usage(jobs)}) + DONE
+
+    # ---- whole ------------------------------------------------------------------------------
+
+    def whole(self, jobs: Sequence[Job]) -> bytes:
+        choices: list[dict[str, Any]] = []
+        for job in jobs:
+            assert job.request is not None
+            for generation in self._kept(job.request):
+                choices.append(self._choice(len(choices), job, generation))
+        answer = {**self._names, "choices": choices, "usage": usage(jobs), **account(jobs)}
+        return dump(answer)
+
+    def _kept(self, request: Request) -> list[Generation]:
+        if self._keep is None:
+            return request.generations
+        ranked = sorted(request.generations, key=_mean_logprob, reverse=True)
+        return ranked[: self._keep]
+
+    def _choice(self, index: int, job: Job, generation: Generation) -> dict[str, Any]:
+        output = generation.output()
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": ("" if self._echo is None else self._echoed(job.first_index)) + output.text,
+            "logprobs": None,
+            "finish_reason": output.finish_reason,
+            "stop_reason": output.stop_reason,
+        }
+        if self._num_top is not None:
+            choice["logprobs"] = self._whole_logprobs(index, job, output.token_ids, generation)
+        if self._options.token_ids:
+            choice["token_ids"] = output.token_ids
+            choice["prompt_token_ids"] = job.prompt
+        if self._options.trace:
+            choice["sampler_trace"] = [step.to_dict() for step in output.trace or []]
+        return choice
+
+    def _whole_logprobs(
+        self, index: int, job: Job, tokens: list[int], generation: Generation
+    ) -> dict[str, list[Any]]:
+        assert job.request is not None
+        own = self._lists_after_prompt(index, job.request)
+        rest = self._lists(index, tokens, generation.logprobs or [])
+        return {name: own.get(name, []) + values for name, values in rest.items()}
+
+    def _lists_after_prompt(self, index: int, request: Request) -> dict[str, list[Any]]:
+        return {} if self._echo is None else self._prompt_logprobs(index, request)
+
+    # ---- parts ------------------------------------------------------------------------------
+
+    def _echoed(self, index: int) -> str:
+        assert self._echo is not None
+        return self._echo[index * len(self._echo) // self._num_choices]
+
+    def _prompt_logprobs(self, index: int, request: Request) -> dict[str, list[Any]]:
+        return self._lists(index, request.prompt_token_ids, request.prompt_logprobs or [])
+
+    def _lists(
+        self, index: int, tokens: Sequence[int], entries: Sequence[LogprobEntry | None]
+    ) -> dict[str, list[Any]]:
+        lists = self._offsets.get(index)
+        if lists is None:
+            options = self._options
+            lists = CompletionLogprobs(options.tokenizer, self._num_top or 0, options.tokens_as_ids)
+            self._offsets[index] = lists
+        return lists.lists(tokens, entries)
+
+
+def _mean_logprob(generation: Generation) -> float:
+    return (generation.cumulative_logprob or 0.0) / max(len(generation.token_ids), 1)

@@ -1,0 +1,135 @@
+"""Answers on the wire: a stream of events, or one body; both notice when the client leaves.
+
+results ─ take ─ render ─ send         one coroutine per request
+receive ─ disconnect ─ cancel          one more, which only listens
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Mapping
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from headrace.engine.generation import CANDIDATES_ERROR
+from headrace.errors import HeadraceError
+from headrace.server.errors import ApiError, api_error, invalid
+from headrace.server.flow import Flow
+from headrace.server.render.answer import PING, Renderer
+
+CLIENT_LEFT = "the client left"
+DEADLINE = "its time is over"
+SHUTDOWN = "the server is shutting down"
+
+
+class ClientLeft(Exception):
+    """Nobody is there to answer."""
+
+
+class StreamAnswer(Response):
+    """A server-sent event stream of a flow's results, from prepared bytes."""
+
+    def __init__(
+        self, flow: Flow, renderer: Renderer, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(headers=headers)
+        self._flow = flow
+        self._renderer = renderer
+        self.headers["content-type"] = "text/event-stream; charset=utf-8"
+        self.headers["cache-control"] = "no-cache"
+        self.headers["x-accel-buffering"] = "no"
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        flow = self._flow
+        async with _watched(flow, receive):
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await _send(flow, send, self._renderer.start())
+            while not (await self._pass_on(send)):
+                pass
+            problem = problem_of(flow)
+            if problem is not None:
+                last = b"data: " + problem.to_bytes() + b"\n\n"
+            elif flow.cancelled is None:
+                last = self._renderer.end(flow.jobs)
+            else:
+                return  # the client left
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _pass_on(self, send: Send) -> bool:
+        """Sends what has come; true when that was all."""
+        flow, chunk = self._flow, self._renderer.chunk
+        taken = await flow.take()
+        if taken:
+            events = [
+                chunk(job, delta)
+                for job, delta in taken
+                if delta.finish_reason not in ("abort", "error")
+            ]
+            await _send(flow, send, events[0] if len(events) == 1 else b"".join(events))
+        elif flow.ping_due:
+            await _send(flow, send, PING)
+        flow.ping_due = False
+        return flow.done and not flow.waiting
+
+
+async def whole_answer(
+    flow: Flow, renderer: Renderer, receive: Receive, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Waits for the end. Raises ApiError for a request that failed, ClientLeft."""
+    async with _watched(flow, receive):
+        await flow.wait()
+    problem = problem_of(flow)
+    if problem is not None:
+        raise problem
+    if flow.cancelled is not None:
+        raise ClientLeft
+    return Response(renderer.whole(flow.jobs), media_type="application/json", headers=headers)
+
+
+def problem_of(flow: Flow) -> ApiError | None:
+    """Why a flow that has ended has no good answer; None when it has one, or nobody waits."""
+    if flow.cancelled == DEADLINE:
+        return ApiError(408, "The request's time limit has passed.", code="deadline_exceeded")
+    if flow.cancelled == SHUTDOWN:
+        return ApiError(503, "The server is shutting down; the request was ended.")
+    if flow.error is not None:
+        error = flow.error
+        if isinstance(error, HeadraceError):
+            return api_error(error)
+        return ApiError(500, "The engine failed; the server's log says more.")
+    for job in flow.jobs:
+        for generation in job.request.generations if job.request is not None else ():
+            if generation.error is not None and generation.finish_reason is not None:
+                if generation.error == CANDIDATES_ERROR:
+                    return invalid(generation.error)
+                if generation.finish_reason.value == "error":
+                    return ApiError(500, generation.error)
+    return None
+
+
+async def _send(flow: Flow, send: Send, body: bytes) -> None:
+    """Waits while the client's socket takes no more; the ticker ends those that wait too long."""
+    if body:
+        flow.last_sent_s = time.monotonic()
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+@contextlib.asynccontextmanager
+async def _watched(flow: Flow, receive: Receive) -> AsyncIterator[None]:
+    """Cancels the flow when the client leaves, and when this coroutine ends before it."""
+    watcher = asyncio.create_task(_watch(flow, receive))
+    try:
+        yield
+    finally:
+        watcher.cancel()
+        flow.cancel(CLIENT_LEFT)
+
+
+async def _watch(flow: Flow, receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    flow.cancel(CLIENT_LEFT)

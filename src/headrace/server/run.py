@@ -1,0 +1,166 @@
+"""Running a server: bind, load in the background, serve, stop in order.
+
+bind ─▶ 503 while loading ─▶ serve ─▶ SIGTERM: refuse new, drain, cancel the rest, exit
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from headrace.engine.core import Engine
+from headrace.engine.model import OpenModel
+from headrace.errors import HeadraceError, UsageError
+from headrace.server.app import build_app
+from headrace.server.context import Context
+from headrace.server.door import Door
+from headrace.server.respond import SHUTDOWN
+from headrace.server.settings import ServeSettings
+
+_LOG = logging.getLogger("headrace.server")
+
+#: Seconds for cancelled requests to say goodbye.
+GOODBYE_S = 2.0
+#: The asyncio thread gives the interpreter up to a finished step after so many seconds at most.
+SWITCH_INTERVAL_S = 0.0005
+
+#: Opens a model and builds its engine; may take long, runs in a thread of its own.
+Load = Callable[[], tuple[OpenModel, Engine]]
+
+
+def serve(settings: ServeSettings, load: Load, *, template: str | None = None) -> None:
+    """Serves until SIGTERM or Ctrl-C. template: instead of the model's own, text or file.
+
+    Raises UsageError when the address cannot be bound, and what `load` raises.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    listener = bind(settings.host, settings.port)
+    context = Context(settings)
+    config = uvicorn.Config(
+        build_app(context),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=65,
+        timeout_graceful_shutdown=5,
+        backlog=2048,
+    )
+    run = _Run(context, _Server(config), load, template)
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(run.main(listener))
+    if run.error is not None:
+        raise run.error
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening address, taken before anything is loaded."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise UsageError(
+            f"The server cannot listen on {host}:{port}: {error.strerror or error}. Choose another "
+            f"--host or --port."
+        ) from None
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """Signals are ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Run:
+    """One server's life."""
+
+    def __init__(self, context: Context, server: _Server, load: Load, template: str | None) -> None:
+        self._context = context
+        self._server = server
+        self._load = load
+        self._template = template
+        self._stop: asyncio.Task[None] | None = None
+        self._hurried = False
+        self.error: BaseException | None = None
+
+    async def main(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+        loading = asyncio.create_task(self._open(listener.getsockname()))
+        try:
+            await self._server.serve(sockets=[listener])
+        finally:
+            loading.cancel()
+            if self._context.door is not None:
+                self._context.door.close()
+
+    async def _open(self, address: tuple[str, int]) -> None:
+        settings, began = self._context.settings, time.monotonic()
+        try:
+            model, engine = await asyncio.to_thread(self._load)
+            door = Door(settings, model, engine, self._template)
+            if self._template is not None:
+                door.template()  # a broken one is found now
+            await asyncio.to_thread(door.tokenizer.encode, "warm")
+        except Exception as error:
+            self.error = error
+            self._context.load_error = str(error)
+            if not isinstance(error, HeadraceError):
+                _LOG.exception("the model could not be loaded")
+            self._server.should_exit = True
+            return
+        door.start()
+        self._context.door = door
+        _LOG.info(
+            "%s at http://%s:%d/v1, loaded in %.1f s: %s",
+            settings.model_name, _shown(address[0]), address[1], time.monotonic() - began,
+            engine.config.describe(),
+        )  # fmt: skip
+
+    def _signalled(self) -> None:
+        """The first signal drains; the second does not wait."""
+        if self._stop is None:
+            self._stop = asyncio.create_task(self._drain())
+        else:
+            self._hurried = True
+
+    async def _drain(self) -> None:
+        context = self._context
+        context.draining = True
+        door = context.door
+        if door is not None and door.num_open:
+            _LOG.info("stopping: %d requests may finish (%g s at most)", door.num_open,
+                      context.settings.drain_timeout_s)  # fmt: skip
+            await self._until_empty(door, context.settings.drain_timeout_s)
+            if door.num_open:
+                _LOG.warning("stopping: %d requests are ended", door.num_open)
+                self._hurried = False
+                door.cancel_all(SHUTDOWN)
+                await self._until_empty(door, GOODBYE_S)
+        self._server.should_exit = True
+
+    async def _until_empty(self, door: Door, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while door.num_open and time.monotonic() < end and not self._hurried:
+            await asyncio.sleep(0.02)
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
