@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from headrace import __version__
 from headrace.engine.core import Engine
 from headrace.engine.model import OpenModel
+from headrace.engine.params import SamplingParams
 from headrace.errors import ContextLengthError, HeadraceError, ModelFileError, QueueFullError
 from headrace.formats.chat_template import ChatTemplate, encode_chat
 from headrace.formats.tokenizer import Tokenizer
@@ -46,6 +47,21 @@ class Door:
         self.num_open = 0  # jobs inside
         self._ticker: asyncio.Task[None] | None = None
         self.loop: EngineLoop
+
+    def warm_up(self) -> None:
+        """Does once what the first request would otherwise wait for: libraries, tokenizer,
+        template, a step. Raises UsageError or ModelFileError for a broken template of the user's;
+        a model without one serves completions only."""
+        message = [{"role": "user", "content": "Hello"}]
+        try:
+            ids = encode_chat(self.tokenizer, self.template(), message)
+        except HeadraceError:
+            if self._template_override is not None:
+                raise
+            ids = self.tokenizer.encode("Hello")
+        self._engine.add(ids, SamplingParams(max_tokens=2, seed=0))
+        while self._engine.has_work:
+            self._engine.step()
 
     def start(self) -> None:
         """Starts the engine's thread; results arrive on the running asyncio loop."""

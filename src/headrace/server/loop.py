@@ -82,10 +82,10 @@ class EngineLoop:
 
     def pause(self, job: Job) -> None:
         """Keeps a job out of the steps until `resume`."""
-        self._put(lambda: job.request is not None and self.engine.pause(job.request))
+        self._put(lambda: self._of(job, self.engine.pause))
 
     def resume(self, job: Job) -> None:
-        self._put(lambda: job.request is not None and self.engine.resume(job.request))
+        self._put(lambda: self._of(job, self.engine.resume))
 
     def call(self, function: Callable[[Engine], None]) -> None:
         """Runs a function between two steps, on the engine's thread."""
@@ -108,8 +108,8 @@ class EngineLoop:
         began = self._step_began_s
         return 0.0 if began is None else time.monotonic() - began
 
-    def _put(self, command: Callable[[], object]) -> None:
-        self._commands.append(lambda: (command(), None)[1])
+    def _put(self, command: Command) -> None:
+        self._commands.append(command)
         self._wake.set()
 
     # ---- engine thread ----------------------------------------------------------------------
@@ -158,6 +158,10 @@ class EngineLoop:
         job.cancelled = reason
         if job.request is not None:
             self._take(self.engine.abort(job.request, reason))
+
+    def _of(self, job: Job, action: Callable[[Request], None]) -> None:
+        if job.request is not None and not job.request.finished:
+            action(job.request)
 
     def _take(self, deltas: list[Delta]) -> None:
         results, jobs = self._results, self._jobs

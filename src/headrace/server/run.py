@@ -116,9 +116,7 @@ class _Run:
         try:
             model, engine = await asyncio.to_thread(self._load)
             door = Door(settings, model, engine, self._template)
-            if self._template is not None:
-                door.template()  # a broken one is found now
-            await asyncio.to_thread(door.tokenizer.encode, "warm")
+            await asyncio.to_thread(door.warm_up)
         except Exception as error:
             self.error = error
             self._context.load_error = str(error)

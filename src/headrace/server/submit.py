@@ -17,8 +17,8 @@ from headrace.server.protocol.common import SamplingFields
 from headrace.server.render.answer import AnswerOptions, Renderer, new_id
 from headrace.server.respond import DEADLINE, StreamAnswer, whole_answer
 
-#: How much more urgent or less urgent a request may be.
-MAX_PRIORITY = 1000
+#: How much more or less urgent a request may be (engine.admission.rank_of).
+MAX_PRIORITY = 100
 MAX_PROMPTS = 2048
 
 
