@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable
 
 from headrace.engine import sampler
+from headrace.engine.account import StepAccount
 from headrace.engine.admission import Vocabulary, check_request, max_num_tokens, rank_of, seed_of
 from headrace.engine.blocks import BlockManager, ContiguousBlockManager, KVUsage
 from headrace.engine.config import Allocator, EngineConfig
@@ -38,7 +39,8 @@ from headrace.ops.executor import Executor
 class Engine:
     """Owns the scheduler, the blocks and the executor's KV memory.
 
-    executor: already bound to weights; gets its KV memory here. observer: see Observer.
+    executor: already bound to weights; gets its KV memory here. observer: see Observer. account:
+    notes every step, if there is one; may be replaced between steps.
     """
 
     #: What builds batches, draws and gives out blocks; `verify` plants faults by others.
@@ -52,8 +54,10 @@ class Engine:
         vocabulary: Vocabulary,
         config: EngineConfig,
         observer: Observer | None = None,
+        account: StepAccount | None = None,
     ) -> None:
         self.config = config
+        self.account = account
         self.vocabulary = vocabulary
         self._executor = executor
         self._whole_history = config.kv_allocator is Allocator.NONE
@@ -218,11 +222,13 @@ class Engine:
         scheduler = self.scheduler
         if not scheduler.has_work:
             return []
+        started_s = time.monotonic() if self.account is not None else 0.0
         plan = scheduler.schedule()
         if plan.admitted or plan.preempted or plan.reclaimed:
             self._note_schedule(plan)
         prompt_rows = self._scorer.rows(plan) if self._num_scored else []
         batch, drawing = self._preparer.build(plan, prompt_rows)
+        failed = False
         try:
             if self.manager.pending_copies:
                 self._copy_blocks()
@@ -236,6 +242,7 @@ class Engine:
                     self._settle()
                 raise
             deltas = self._fail(plan.sequences, f"The step failed: {error!r}")
+            failed = True
         else:
             self._commit(plan)
             deltas = []
@@ -247,6 +254,9 @@ class Engine:
         if self._whole_history:
             self._settle()
         self.num_steps += 1
+        if self.account is not None:
+            sizes = self.config.pools.block_bytes
+            self.account.note(started_s, plan, batch, scheduler, sizes, failed=failed)
         if self.config.debug_invariants:
             self.check_invariants()
         return deltas

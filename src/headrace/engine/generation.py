@@ -237,7 +237,8 @@ class Generation:
 class Request:
     """Handle of an admitted request. Read it; only the engine writes.
 
-    arrived_s … finished_s: monotonic clock, None until it happened.
+    arrived_s … finished_s: monotonic clock, None until it happened. bound_s, step_s: limits and
+    times of the steps it took part in, where the engine keeps an account with limits.
     """
 
     def __init__(
@@ -268,6 +269,8 @@ class Request:
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.cache_note: str | None = None
+        self.bound_s = 0.0
+        self.step_s = 0.0
         self.arrived_s = arrived_s
         self.scheduled_s: float | None = None
         self.first_token_s: float | None = None
@@ -301,6 +304,8 @@ class Request:
             num_computed_tokens=self.num_computed_tokens,
             num_preemptions=self.num_preemptions,
             cache_note=self.cache_note,
+            bound_s=self.bound_s or None,
+            step_s=self.step_s or None,
         )
 
     def output(self) -> RequestOutput:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.engine.account import StepAccount
 from headrace.engine.admission import Vocabulary
 from headrace.engine.config import EngineConfig, EngineOptions, Machine, resolve
 from headrace.engine.core import Engine
@@ -149,7 +150,9 @@ def build_engine(
     model: OpenModel,
     options: EngineOptions,
     make_executor: ExecutorFactory = native_executor,
+    account: StepAccount | None = None,
 ) -> Engine:
     """An engine over an opened model. Raises UsageError, CapacityError or NativeError."""
     config = resolve_config(model, options)
-    return Engine(make_executor(model.program, config), vocabulary_of(model), config)
+    executor = make_executor(model.program, config)
+    return Engine(executor, vocabulary_of(model), config, account=account)

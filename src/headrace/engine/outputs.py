@@ -32,7 +32,9 @@ class RequestMetrics:
     first token.
     num_cached_tokens: prompt positions taken from a kept history; num_computed_tokens: positions
     computed for this request, repeats after preemption included. cache_note: why a kept history
-    was not used, when there was one.
+    was not used, when there was one. step_s: time of all steps it took part in, with whomever;
+    bound_s: the least that those steps could take (limits/step_limits.py). How close it ran to the
+    limit is bound_s / step_s. None where no limits are known.
     """
 
     queue_s: float | None = None
@@ -46,6 +48,8 @@ class RequestMetrics:
     num_computed_tokens: int = 0
     num_preemptions: int = 0
     cache_note: str | None = None
+    bound_s: float | None = None
+    step_s: float | None = None
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from enum import Enum
 
 from headrace.limits.rates import MachineRates
 from headrace.ops.counts import OpCost, StepCost, Unit
-from headrace.ops.recording import Attend, Linear
+from headrace.ops.recording import Attend, Linear, Op
 
 
 class Peaks(Enum):
@@ -56,28 +56,44 @@ def bound(cost: StepCost, rates: MachineRates, peaks: Peaks = Peaks.STANDARD) ->
 
 def bound_of(ops: Iterable[OpCost], rates: MachineRates, peaks: Peaks = Peaks.STANDARD) -> Bound:
     """The limit of some ops of a step, as if they were all of it."""
-    memory = compute = serial = 0.0
+    num_bytes, serial = 0, 0.0
+    work = dict.fromkeys(Unit, 0)
     for cost in ops:
+        unit = limiting_unit(cost.op, cost.unit, peaks)
+        num_bytes += cost.num_bytes
+        work[unit] += cost.operations
         moving = cost.num_bytes / rates.read_bytes_per_s
-        working = cost.operations / peak(cost, rates, peaks)
-        memory += moving
-        compute += working
-        serial += max(moving, working)
-    return Bound(memory, compute, serial)
+        serial += max(moving, cost.operations / _rate(unit, rates))
+    compute = compute_s(work[Unit.INT8], work[Unit.BF16], work[Unit.F32], rates)
+    return Bound(num_bytes / rates.read_bytes_per_s, compute, serial)
+
+
+def compute_s(int8: int, bf16: int, f32: int, rates: MachineRates) -> float:
+    """Seconds for so many operations limited by each unit's peak."""
+    return int8 / rates.int8_ops_per_s + bf16 / rates.bf16_ops_per_s + f32 / rates.f32_ops_per_s
 
 
 def peak(cost: OpCost, rates: MachineRates, peaks: Peaks = Peaks.STANDARD) -> float:
     """The operations per second that limit an op."""
-    unit = cost.unit
+    return _rate(limiting_unit(cost.op, cost.unit, peaks), rates)
+
+
+def limiting_unit(op: Op, own: Unit, peaks: Peaks) -> Unit:
+    """The unit whose peak limits an op. own: that of the op's number format."""
     if peaks is Peaks.STANDARD:
-        match cost.op:
+        match op:
             case Linear():
-                unit = Unit.INT8
+                return Unit.INT8
             case Attend():
-                unit = Unit.BF16
-    by_unit = {
-        Unit.INT8: rates.int8_ops_per_s,
-        Unit.BF16: rates.bf16_ops_per_s,
-        Unit.F32: rates.f32_ops_per_s,
-    }
-    return by_unit[unit]
+                return Unit.BF16
+    return own
+
+
+def _rate(unit: Unit, rates: MachineRates) -> float:
+    match unit:
+        case Unit.INT8:
+            return rates.int8_ops_per_s
+        case Unit.BF16:
+            return rates.bf16_ops_per_s
+        case Unit.F32:
+            return rates.f32_ops_per_s

@@ -56,6 +56,11 @@ class Bursts:
     num_reads: int = 5
 
 
+#: A quick probe's buffer is no larger than this, unless the cache is.
+QUICK_BUFFER_BYTES = 512 << 20
+_QUICK = Bursts(compute_s=0.004, num_reads=4)
+
+
 class MachineProbe:
     """Worker threads and a buffer, kept so that probing takes a fraction of a second each time.
 
@@ -148,6 +153,16 @@ class MachineProbe:
 def probe(num_threads: int | None = None, isa: str | None = None) -> MachineRates:
     """The rates of this machine, once (about 0.3 s with setting up); see MachineProbe."""
     return MachineProbe(num_threads, isa).rates()
+
+
+def quick_rates(num_threads: int | None = None, isa: str | None = None) -> MachineRates:
+    """The rates of this machine where a start must not take long: about 0.3 s of all CPUs with
+    setting up, on most machines, and a buffer of at most QUICK_BUFFER_BYTES, or twice the
+    last-level cache, for that time."""
+    llc_bytes = last_level_cache_bytes()
+    wanted, _ = buffer_size(llc_bytes, Machine.probe(os.environ).free_bytes)
+    size = min(wanted, max(QUICK_BUFFER_BYTES, 2 * llc_bytes))
+    return MachineProbe(num_threads, isa, buffer_bytes=size).rates(_QUICK)
 
 
 def best_rate(burst: Callable[[], tuple[float, float]], count: int) -> float:

@@ -71,9 +71,9 @@ class _Step:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """What of an op is the same in every step. operations: of one row; of attention, of one
-    (query, position) pair."""
+class KnownOp:
+    """What of an op is the same in every step. rows: the kind that it works on. values: what it
+    reads and writes. operations: of one row; of attention, of one (query, position) pair."""
 
     op: Op
     rows: Rows
@@ -89,6 +89,8 @@ class CostModel:
 
     kv_format: number format of stored keys and values. cache_bytes: what can stay near the cores
     (the last-level cache); None: activations never cross the bus. activation_bytes: of one number.
+    ops: the program's, with what is the same in every step. windows: of its attention, None = all
+    positions.
     """
 
     def __init__(
@@ -102,12 +104,12 @@ class CostModel:
         self._weights = program.weights
         self._kv_groups = program.kv_groups
         self._kv_format = kv_format
-        self._cache_bytes = cache_bytes
-        self._activation_bytes = activation_bytes
+        self.cache_bytes = cache_bytes
+        self.activation_bytes = activation_bytes
         self.recording: Recording = record(program)
-        self._ops = tuple(self._known(op) for op in self.recording.ops())
+        self.ops = tuple(self._known(op) for op in self.recording.ops())
         attends = (op for op in self.recording.ops() if isinstance(op, Attend))
-        self._windows = {op.window for op in attends}
+        self.windows: tuple[int | None, ...] = tuple(dict.fromkeys(op.window for op in attends))
 
     @property
     def kv_bytes_per_position(self) -> int:
@@ -123,7 +125,7 @@ class CostModel:
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights that the program uses, as the file stores them."""
-        return sum(self._weights[name].num_bytes for name in self._used())
+        return sum(map(self.stored_bytes, self._used()))
 
     def step(
         self,
@@ -142,24 +144,24 @@ class CostModel:
         }
         step = _Step(
             rows,
-            pairs={w: sum(c.visible_pairs(w) for c in chunks) for w in self._windows},
-            before={w: sum(c.visible_before(w) for c in chunks) for w in self._windows},
+            pairs={w: sum(c.visible_pairs(w) for c in chunks) for w in self.windows},
+            before={w: sum(c.visible_before(w) for c in chunks) for w in self.windows},
         )
         read: set[str] = set()
-        ran = (known for known in self._ops if rows[known.rows])
+        ran = (known for known in self.ops if rows[known.rows])
         return StepCost(tuple(self._cost(known, step, read) for known in ran))
 
     def _used(self) -> set[str]:
-        return {name for known in self._ops for name in known.weights}
+        return {name for known in self.ops for name in known.weights}
 
     # ---- the same in every step -----------------------------------------------------------------
 
-    def _known(self, op: Op) -> _Known:
+    def _known(self, op: Op) -> KnownOp:
         name = self._format(op)
         multiplies = name is not None and isinstance(op, Linear | Attend)
         out = op.output or op.inputs[0]
         values = tuple(v for v in (*op.inputs, op.output) if isinstance(v, Value))
-        return _Known(
+        return KnownOp(
             op,
             rows=out.rows,
             values=values,
@@ -179,7 +181,7 @@ class CostModel:
         return None
 
     def _operations(self, op: Op) -> int:
-        """See _Known.operations."""
+        """See KnownOp.operations."""
         match op:
             case Linear(weight=name):
                 matrix = self._weights[name]
@@ -191,7 +193,7 @@ class CostModel:
 
     # ---- one step -------------------------------------------------------------------------------
 
-    def _cost(self, known: _Known, step: _Step, read: set[str]) -> OpCost:
+    def _cost(self, known: KnownOp, step: _Step, read: set[str]) -> OpCost:
         """read: the weights that earlier ops of the step have read; the op's own are added."""
         op, rows = known.op, step.rows[known.rows]
         times = step.pairs[op.window] if isinstance(op, Attend) else rows
@@ -207,39 +209,48 @@ class CostModel:
             format=known.format,
         )
 
-    def _weight_bytes(self, known: _Known, rows: int, read: set[str]) -> int:
+    def _weight_bytes(self, known: KnownOp, rows: int, read: set[str]) -> int:
         if isinstance(known.op, Embed):  # gathers; a head that shares the table reads all of it
-            table = self._weights[known.op.weight]
-            return min(rows, table.rows) * table.format.row_bytes(table.columns)
+            num_rows, row_bytes = self.table(known.op)
+            return min(rows, num_rows) * row_bytes
         unread = [name for name in known.weights if name not in read]
         read.update(unread)
-        return sum(self._weights[name].num_bytes for name in unread)
+        return sum(map(self.stored_bytes, unread))
+
+    def table(self, op: Embed) -> tuple[int, int]:
+        """Rows of the table that it gathers from, and bytes of one."""
+        table = self._weights[op.weight]
+        return table.rows, table.format.row_bytes(table.columns)
+
+    def stored_bytes(self, weight: str) -> int:
+        """Bytes of a weight as the file stores it."""
+        return self._weights[weight].num_bytes
 
     def _kv_bytes(self, op: Op, step: _Step) -> tuple[int, int]:
         """(read, written). New entries have just been computed: attention reads them from memory
         only if they did not stay in the cache."""
         match op:
             case KVWrite(group=group):
-                return 0, step.rows[Rows.TOKENS] * self._entry_bytes(group)
+                return 0, step.rows[Rows.TOKENS] * self.entry_bytes(group)
             case Attend(group=group, window=window):
-                entry = self._entry_bytes(group)
+                entry = self.entry_bytes(group)
                 new_bytes = step.rows[Rows.TOKENS] * entry
                 again = new_bytes if self._exceeds_cache(new_bytes) else 0
                 return step.before[window] * entry + again, 0
         return 0, 0
 
-    def _entry_bytes(self, group: int) -> int:
+    def entry_bytes(self, group: int) -> int:
         """Bytes of one position in one layer."""
         spec = self._kv_groups[group]
         return spec.kv_heads * (spec.k_dim + spec.v_dim) * self._kv_format.element_bytes
 
-    def _spilled(self, known: _Known, step: _Step) -> int:
+    def _spilled(self, known: KnownOp, step: _Step) -> int:
         """Bytes that the op moves of values which do not fit into the cache."""
-        if self._cache_bytes is None:
+        if self.cache_bytes is None:
             return 0
         moved = 0
         for value in known.values:
-            row_bytes = value.columns * self._activation_bytes
+            row_bytes = value.columns * self.activation_bytes
             if self._exceeds_cache(step.rows[value.rows] * row_bytes):
                 # Selecting touches the chosen rows only.
                 rows = known.rows if isinstance(known.op, Select) else value.rows
@@ -247,7 +258,7 @@ class CostModel:
         return moved
 
     def _exceeds_cache(self, num_bytes: int) -> bool:
-        return self._cache_bytes is not None and num_bytes > self._cache_bytes
+        return self.cache_bytes is not None and num_bytes > self.cache_bytes
 
 
 def _weights_of(op: Op) -> tuple[str, ...]:

@@ -47,15 +47,26 @@ class Chunk:
 
     def visible_pairs(self, window: int | None) -> int:
         """(query, position) pairs that causal attention computes: Σ min(p + 1, window)."""
-        if window is None or window >= self.context:
-            return _triangle(self.context) - _triangle(self.start)
-        growing = max(0, window - self.start)  # queries that still see every position
-        partial = _triangle(self.start + growing) - _triangle(self.start)
-        return partial + (self.num_new - growing) * window
+        return visible_pairs(self.num_new, self.context, window)
 
     def visible_before(self, window: int | None) -> int:
         """Positions older than the step that at least one of its queries sees."""
-        return self.start if window is None else min(self.start, window - 1)
+        return visible_before(self.num_new, self.context, window)
+
+
+def visible_pairs(num_new: int, context: int, window: int | None) -> int:
+    """See Chunk.visible_pairs."""
+    start = context - num_new
+    if window is None or window >= context:
+        return _triangle(context) - _triangle(start)
+    growing = max(0, window - start)  # queries that still see every position
+    return _triangle(start + growing) - _triangle(start) + (num_new - growing) * window
+
+
+def visible_before(num_new: int, context: int, window: int | None) -> int:
+    """See Chunk.visible_before."""
+    start = context - num_new
+    return start if window is None else min(start, window - 1)
 
 
 def _triangle(n: int) -> int:
