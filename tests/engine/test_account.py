@@ -40,7 +40,7 @@ class CountLimits:
     windows: tuple[int | None, ...] = (None, 21)
     seen: list[tuple[list[int], list[int], list[int]]] = field(default_factory=list)
 
-    def step(self, rows: Sequence[int], pairs: Sequence[int], before: Sequence[int]) -> Limit:
+    def step(self, rows: tuple[int, ...], pairs: Sequence[int], before: Sequence[int]) -> Limit:
         self.seen.append((list(rows), list(pairs), list(before)))
         return Limit(2.0 ** len(self.seen), sum(rows), sum(pairs), sum(before))
 

@@ -35,7 +35,7 @@ class Limits(Protocol):
 
     windows: tuple[int | None, ...]
 
-    def step(self, rows: Sequence[int], pairs: Sequence[int], before: Sequence[int]) -> StepLimit:
+    def step(self, rows: tuple[int, ...], pairs: Sequence[int], before: Sequence[int]) -> StepLimit:
         """rows: tokens, logit rows, prompt rows. pairs, before: of attention, for each window."""
         ...
 
@@ -148,9 +148,12 @@ class StepAccount:
         self.operations += limit.operations
         self.read_bytes += limit.read_bytes
         self.written_bytes += limit.written_bytes
-        for request in {generation_of(sequence).request for sequence in plan.sequences}:
-            request.bound_s += bound_s
-            request.step_s += step_s
+        for sequence in plan.sequences:
+            request = generation_of(sequence).request
+            if request.last_limit is not limit:  # its other samples may stand in the same step
+                request.last_limit = limit
+                request.bound_s += bound_s
+                request.step_s += step_s
 
     def _show(self, record: StepRecord) -> None:
         assert self.on_step is not None

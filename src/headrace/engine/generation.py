@@ -271,6 +271,7 @@ class Request:
         self.cache_note: str | None = None
         self.bound_s = 0.0
         self.step_s = 0.0
+        self.last_limit: object = None  # of the last step in those sums
         self.arrived_s = arrived_s
         self.scheduled_s: float | None = None
         self.first_token_s: float | None = None

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import compress, product
 from operator import mul
@@ -30,6 +30,7 @@ from headrace.ops.cost import CostModel, KnownOp
 from headrace.ops.counts import Unit
 from headrace.ops.recording import Attend, Embed, KVWrite, Select
 
+_MAX_KNOWN = 4096
 #: In this order the rows of a step are given.
 KINDS = (Rows.TOKENS, Rows.LOGIT_ROWS, Rows.PROMPT_ROWS)
 
@@ -66,7 +67,8 @@ def limits_of(model: OpenModel, config: EngineConfig) -> StepLimits:
 
 
 class StepLimits:
-    """The limits of one model's steps on one machine. Immutable; some microseconds a step.
+    """The limits of one model's steps on one machine. One thread at a time: what depends on the
+    numbers of rows alone is kept, since steps that only decode have the same again and again.
 
     windows: of the model's attention; pairs and positions are given in this order.
     """
@@ -76,7 +78,8 @@ class StepLimits:
     ) -> None:
         self.windows = model.windows
         self.rates = rates
-        self._work = [_work(model, unit, peaks) for unit in (Unit.INT8, Unit.BF16, Unit.F32)]
+        units = (Unit.INT8, Unit.BF16, Unit.F32)
+        self._by_row = [_row_work(model, unit, peaks) for unit in units]
         self._weight_bytes = _weight_bytes(model)
         self._embeds = [
             (KINDS.index(known.rows), *model.table(known.op))
@@ -86,66 +89,74 @@ class StepLimits:
         writes = [known.op for known in model.ops if isinstance(known.op, KVWrite)]
         self._written_per_token = sum(model.entry_bytes(op.group) for op in writes)
         attends = [known.op for known in model.ops if isinstance(known.op, Attend)]
-        self._read_per_position = [
-            sum(model.entry_bytes(op.group) for op in attends if op.window == window)
-            for window in self.windows
-        ]
+        self._by_window = [_pair_work(model, unit, peaks) for unit in units]
+        self._by_window.append(
+            [
+                sum(model.entry_bytes(op.group) for op in attends if op.window == window)
+                for window in self.windows
+            ]
+        )
         self._cache_bytes = math.inf if model.cache_bytes is None else model.cache_bytes
         self._spills = _spills(model)
-        self._widest = [
-            max((s.row_bytes for s in self._spills if s.kind == kind), default=0)
-            for kind in range(len(KINDS))
-        ]
+        self._by_rows: dict[tuple[int, ...], tuple[int, int, int, int, int]] = {}
 
-    def step(self, rows: Sequence[int], pairs: Sequence[int], before: Sequence[int]) -> StepLimit:
+    def step(self, rows: tuple[int, ...], pairs: Sequence[int], before: Sequence[int]) -> StepLimit:
         """rows: of each of KINDS; the first is not 0. pairs: (query, position) pairs that attention
         computes, before: older positions that it sees, summed over the requests, by window; see
         Chunk."""
-        counts = (*rows, *pairs)
-        int8, bf16, f32 = (sum(map(mul, each, counts)) for each in self._work)
+        known = self._by_rows.get(rows)
+        if known is None:
+            if len(self._by_rows) >= _MAX_KNOWN:
+                self._by_rows.clear()
+            known = self._by_rows[rows] = self._row_sums(rows)
+        int8, bf16, f32, read, written = known
+        for of_int8, of_bf16, of_f32, of_read, num_pairs, num_before in zip(
+            *self._by_window, pairs, before, strict=True
+        ):
+            int8 += of_int8 * num_pairs
+            bf16 += of_bf16 * num_pairs
+            f32 += of_f32 * num_pairs
+            read += of_read * num_before
+        rates = self.rates
+        moving = (read + written) / rates.read_bytes_per_s
+        working = compute_s(int8, bf16, f32, rates)
+        bound_s = moving if moving > working else working
+        return StepLimit(bound_s, int8 + bf16 + f32, read, written)
+
+    def _row_sums(self, rows: tuple[int, ...]) -> tuple[int, int, int, int, int]:
+        """What depends on the numbers of rows alone: operations of each unit, bytes read and
+        written."""
+        int8, bf16, f32 = (sum(map(mul, each, rows)) for each in self._by_row)
         read = self._weight_bytes[tuple(map(bool, rows))]
         for kind, table_rows, row_bytes in self._embeds:
             read += min(rows[kind], table_rows) * row_bytes
-        read += sum(map(mul, self._read_per_position, before))
         written = rows[0] * self._written_per_token
-        if max(map(mul, self._widest, rows)) > self._cache_bytes:
-            again, out = self._spilled(rows)
-            read += again
-            written += out
-        rates = self.rates
-        moving = (read + written) / rates.read_bytes_per_s
-        return StepLimit(
-            max(moving, compute_s(int8, bf16, f32, rates)), int8 + bf16 + f32, read, written
-        )
-
-    def _spilled(self, rows: Sequence[int]) -> tuple[int, int]:
-        """(read, written) bytes of what does not fit into the cache."""
-        read = written = 0
         for spill in self._spills:
             if rows[spill.kind] * spill.row_bytes > self._cache_bytes:
                 moved = rows[spill.moved] * spill.row_bytes
                 read += moved * spill.num_reads
                 written += moved * spill.num_writes
-        return read, written
+        return int8, bf16, f32, read, written
 
 
-def _work(model: CostModel, unit: Unit, peaks: Peaks) -> list[int]:
-    """Operations that the unit's peak limits: of a row of each kind, then of a pair by window."""
+def _row_work(model: CostModel, unit: Unit, peaks: Peaks) -> list[int]:
+    """Operations that the unit's peak limits, of a row of each kind."""
+    ops = [k for k in _limited_by(model, unit, peaks) if not isinstance(k.op, Attend)]
+    return [sum(known.operations for known in ops if known.rows is kind) for kind in KINDS]
 
-    def total(counts: Callable[[KnownOp], bool]) -> int:
-        return sum(
-            known.operations
-            for known in model.ops
-            if limiting_unit(known.op, known.unit, peaks) is unit and counts(known)
-        )
 
-    def by_row(kind: Rows) -> int:
-        return total(lambda known: known.rows is kind and not isinstance(known.op, Attend))
+def _pair_work(model: CostModel, unit: Unit, peaks: Peaks) -> list[int]:
+    """The same of a (query, position) pair, by window."""
+    ops = [
+        (known.op.window, known.operations)
+        for known in _limited_by(model, unit, peaks)
+        if isinstance(known.op, Attend)
+    ]
+    return [sum(count for w, count in ops if w == window) for window in model.windows]
 
-    def by_pair(window: int | None) -> int:
-        return total(lambda known: isinstance(known.op, Attend) and known.op.window == window)
 
-    return [*map(by_row, KINDS), *map(by_pair, model.windows)]
+def _limited_by(model: CostModel, unit: Unit, peaks: Peaks) -> list[KnownOp]:
+    return [known for known in model.ops if limiting_unit(known.op, known.unit, peaks) is unit]
 
 
 def _weight_bytes(model: CostModel) -> dict[tuple[bool, ...], int]:
