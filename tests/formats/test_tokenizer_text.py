@@ -84,3 +84,17 @@ def test_ids_equal_the_original_tokenizers(
         if tokenizer.encode(text, add_special=False, parse_special=False) != want:
             different.append(code)
     assert different == []
+
+
+def test_a_long_text_has_the_ids_of_its_short_path(
+    declarations: dict[str, str], vocabulary: Callable[[str], Tokenizer]
+) -> None:
+    tokenizer = vocabulary("qwen2")
+    text = "\n".join(text[:200] for _, text in excerpts(declarations)) + "<|im_end|>"
+    assert len(text) > 20_000
+    short = tokenizer.encoder().encode(text, add_special_tokens=False).ids
+    assert tokenizer.encode(text, add_special=False) == short
+    plain = tokenizer.encode(text, add_special=False, parse_special=False)
+    assert tokenizer.decode(plain) == tokenizer.decode(short, skip_special=False)
+    assert plain[:-10] == short[: len(plain) - 10] != short
+    assert tokenizer.encode("<|im_end|>", add_special=False) == short[-1:]

@@ -61,6 +61,7 @@ class Tokenizer:
         self._table = table
         self._read_json = read_json
         self._encoder = encoder
+        self._plain_encoder: Encoder | None = None
         self._lock = threading.Lock()
 
     @property
@@ -129,10 +130,7 @@ class Tokenizer:
             raise PromptError(
                 f"the text holds a lone surrogate at character {error.start}: it is not Unicode"
             ) from error
-        encoder = self._load()
-        with self._lock:
-            encoder.encode_special_tokens = not parse_special
-            ids = list(encoder.encode(text, add_special_tokens=False).ids)
+        ids = _encode(self._load() if parse_special else self._load_plain(), text)
         if not add_special:
             return ids
         if self.add_bos and ids and ids[0] == self.bos_id:
@@ -186,6 +184,16 @@ class Tokenizer:
                     self._encoder = _build_encoder(self._read_json())
         return self._encoder
 
+    def _load_plain(self) -> Encoder:
+        """An encoder that takes control tokens for ordinary text. One of its own: the switch can
+        not be changed while another thread encodes."""
+        with self._lock:
+            if self._plain_encoder is None:
+                encoder = _build_encoder(self._read_json())
+                encoder.encode_special_tokens = True
+                self._plain_encoder = encoder
+        return self._plain_encoder
+
 
 def common_vocabulary(a: Tokenizer, b: Tokenizer) -> int | None:
     """The first id on which two vocabularies differ, or None when they agree.
@@ -197,6 +205,17 @@ def common_vocabulary(a: Tokenizer, b: Tokenizer) -> int | None:
         if a.token_bytes(token_id) != b.token_bytes(token_id):
             return token_id
     return None if a.num_ids == b.num_ids else min(a.num_ids, b.num_ids)
+
+
+#: Characters from which on a text is encoded without holding the interpreter: other threads go on
+#: while it takes its time, about a second per million characters.
+_LONG_TEXT = 4096
+
+
+def _encode(encoder: Encoder, text: str) -> list[int]:
+    if len(text) < _LONG_TEXT:
+        return list(encoder.encode(text, add_special_tokens=False).ids)
+    return list(encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
 
 def _build_encoder(text: str) -> Encoder:
