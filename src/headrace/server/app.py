@@ -21,8 +21,13 @@ from headrace.server.errors import ApiError, api_error
 from headrace.server.middleware import Entrance
 from headrace.server.protocol.chat import ChatRequest
 from headrace.server.protocol.completion import CompletionRequest
+from headrace.server.protocol.tokens import (
+    ApplyTemplateRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 from headrace.server.respond import ClientLeft
-from headrace.server.routes import chat, completions, models, operations
+from headrace.server.routes import chat, completions, models, operations, tokens
 
 _LOG = logging.getLogger("headrace.server")
 Route = Callable[[Request], Awaitable[Response]]
@@ -35,10 +40,15 @@ GET: dict[str, Route] = {
     "/ping": operations.ping,
     "/version": operations.version,
     "/load": operations.load,
+    "/props": models.props,
+    "/tokenizer_info": tokens.tokenizer_info,
 }
 POST: dict[str, tuple[Route, type[BaseModel]]] = {
     "/v1/chat/completions": (chat.chat_completions, ChatRequest),
     "/v1/completions": (completions.completions, CompletionRequest),
+    "/tokenize": (tokens.tokenize, TokenizeRequest),
+    "/detokenize": (tokens.detokenize, DetokenizeRequest),
+    "/apply-template": (tokens.apply_template, ApplyTemplateRequest),
 }
 
 

@@ -14,8 +14,14 @@ from headrace import __version__
 from headrace.engine.core import Engine
 from headrace.engine.model import OpenModel
 from headrace.engine.params import SamplingParams
-from headrace.errors import ContextLengthError, HeadraceError, ModelFileError, QueueFullError
-from headrace.formats.chat_template import ChatTemplate, encode_chat
+from headrace.errors import (
+    ContextLengthError,
+    HeadraceError,
+    ModelFileError,
+    PromptError,
+    QueueFullError,
+)
+from headrace.formats.chat_template import ChatTemplate, encode_chat, special_tokens
 from headrace.formats.tokenizer import Tokenizer
 from headrace.server.flow import Flow
 from headrace.server.job import Job
@@ -26,6 +32,8 @@ T = TypeVar("T")
 
 #: Characters that are tokenized at once; longer texts go to a worker thread.
 INLINE_CHARACTERS = 8192
+#: So many of them are worked on together: each takes a core, and memory in proportion.
+MAX_LONG_WORK = 2
 
 
 class Door:
@@ -38,6 +46,7 @@ class Door:
         self.model = model
         self.created = int(time.time())
         self.max_model_len = engine.config.max_model_len
+        self.max_num_seqs = engine.config.max_num_seqs
         self._engine = engine
         self._template_override = template
         self._template: ChatTemplate | None = None
@@ -46,12 +55,13 @@ class Door:
         self._flows: dict[Job, Flow] = {}
         self.num_open = 0  # jobs inside
         self._ticker: asyncio.Task[None] | None = None
+        self._long_work = asyncio.Semaphore(MAX_LONG_WORK)
         self.loop: EngineLoop
 
     def warm_up(self) -> None:
         """Does once what the first request would otherwise wait for: libraries, tokenizer,
-        template, a step. Raises UsageError or ModelFileError for a broken template of the user's;
-        a model without one serves completions only."""
+        template, a step. Raises HeadraceError for a broken template of the user's; a model without
+        one serves completions only."""
         message = [{"role": "user", "content": "Hello"}]
         try:
             ids = encode_chat(self.tokenizer, self.template(), message)
@@ -81,22 +91,21 @@ class Door:
     def tokenizer(self) -> Tokenizer:
         return self.model.tokenizer
 
-    def template(self, override: str | None = None) -> ChatTemplate:
-        """The model's template, or one of the request's own. Raises ModelFileError without one."""
-        if override is not None:
-            return self.model.chat_template(override)
-        if self._template is None:
-            self._template = self.model.chat_template(self._template_override)
+    def template(self, source: str | None = None) -> ChatTemplate:
+        """The model's template, or a request's own text, which is never taken for a file's name.
+        Raises PromptError without one."""
+        try:
+            if source is not None:
+                return ChatTemplate(source, special_tokens(self.tokenizer), "of the request")
+            if self._template is None:
+                self._template = self.model.chat_template(self._template_override)
+        except ModelFileError as error:
+            raise PromptError(str(error)) from None
         return self._template
 
     async def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """Ids of a text; one that no context could hold is refused before it is tokenized."""
-        limit = self.max_model_len
-        if len(text) > 4 * limit * self.tokenizer.max_token_bytes:
-            raise ContextLengthError(
-                f"The context limit is {limit} tokens, and the prompt has {len(text):,} "
-                f"characters, which cannot fit. Shorten it or raise --max-model-len."
-            )
+        self._check_size(len(text))
         return await self.off_loop(
             len(text), lambda: self.tokenizer.encode(text, add_special=add_special)
         )
@@ -105,19 +114,43 @@ class Door:
         self, messages: Sequence[Mapping[str, Any]], template: ChatTemplate, **options: Any
     ) -> list[int]:
         """Ids of a conversation. options: see formats.chat_template.ChatTemplate.render."""
-        size = sum(len(str(message.get("content", ""))) for message in messages)
-        try:
-            return await self.off_loop(
-                size, lambda: encode_chat(self.tokenizer, template, messages, **options)
+        size = conversation_size(messages)
+        self._check_size(size)
+        return await self.off_loop(
+            size,
+            lambda: self._blaming(encode_chat, self.tokenizer, template, messages, **options),
+        )
+
+    async def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], template: ChatTemplate, **options: Any
+    ) -> str:
+        """The text of a conversation; options as above."""
+        return await self.off_loop(
+            conversation_size(messages),
+            lambda: self._blaming(template.render, messages, **options),
+        )
+
+    def _check_size(self, num_characters: int) -> None:
+        limit = self.max_model_len
+        if num_characters > 4 * limit * self.tokenizer.max_token_bytes:
+            raise ContextLengthError(
+                f"The context limit is {limit} tokens, and the prompt has {num_characters:,} "
+                f"characters, which cannot fit. Shorten it or raise --max-model-len."
             )
+
+    def _blaming(self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """A template that fails on a request's messages is the request's trouble."""
+        try:
+            return work(*arguments, **options)
         except ModelFileError as error:
-            if template is self._template:
-                raise
-            raise HeadraceError(f"chat_template: {error}") from None
+            raise PromptError(str(error)) from None
 
     async def off_loop(self, size: int, work: Callable[[], T]) -> T:
         """Runs work here when it is small, else in a thread, so that streams do not wait."""
-        return work() if size <= INLINE_CHARACTERS else await asyncio.to_thread(work)
+        if size <= INLINE_CHARACTERS:
+            return work()
+        async with self._long_work:
+            return await asyncio.to_thread(work)
 
     # ---- requests ---------------------------------------------------------------------------
 
@@ -182,6 +215,11 @@ class Door:
             for flow in set(self._flows.values()):
                 if flow.last_sent_s and flow.last_sent_s < before:
                     flow.ping()
+
+
+def conversation_size(messages: Sequence[Mapping[str, Any]]) -> int:
+    """About how many characters there are to render."""
+    return sum(len(str(message.get("content", ""))) for message in messages)
 
 
 def _short_hash(model: OpenModel) -> str:

@@ -75,6 +75,11 @@ def answer_options(prefix: str, door: Door, body: SamplingFields) -> AnswerOptio
     )
 
 
+def ignored_header(ignored: Sequence[str]) -> dict[str, str]:
+    """The response header that names the fields without effect."""
+    return {"x-headrace-ignored": ", ".join(ignored)} if ignored else {}
+
+
 async def answer(
     request: Request,
     door: Door,
@@ -86,7 +91,7 @@ async def answer(
     """Queues the jobs and answers. Raises HeadraceError (refused), ApiError or ClientLeft."""
     limit = _time_limit(door, body)
     flow = door.open(jobs)
-    headers = {"x-headrace-ignored": ", ".join(ignored)} if ignored else {}
+    headers = ignored_header(ignored)
     if limit is not None:
         left = max(limit - (time.monotonic() - jobs[0].arrived_s), 0.0)
         timer = asyncio.get_running_loop().call_later(left, flow.cancel, DEADLINE)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.server.context import check_model, json_body, open_door
+from headrace.server.conversation import template_options
 from headrace.server.door import Door
 from headrace.server.errors import invalid
 from headrace.server.fields import ignored_fields, sampling_params, truncated
@@ -42,16 +41,8 @@ async def chat_completions(request: Request) -> Response:
 
 async def prompt_ids(door: Door, body: ChatRequest) -> list[int]:
     """The conversation through the chat template. Raises HeadraceError."""
-    variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
-    return await door.encode_chat(
-        body.messages,
-        door.template(body.chat_template),
-        add_generation_prompt=body.add_generation_prompt is not False,
-        continue_final_message=bool(body.continue_final_message),
-        variables=variables,
-    )
+    template = door.template(body.chat_template)
+    return await door.encode_chat(body.messages, template, **template_options(body))
 
 
 def _num_top(body: ChatRequest) -> int | None:

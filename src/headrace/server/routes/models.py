@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}."""
+"""What is served: GET /v1/models, /v1/models/{id}, and /props for llama.cpp's clients."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from headrace import __version__
+from headrace.formats.chat_template import special_tokens
 from headrace.server.context import check_model, context_of, open_door
 from headrace.server.door import Door
+from headrace.server.routes.tokens import template_source
 
 
 async def models(request: Request) -> Response:
@@ -23,6 +26,24 @@ async def model(request: Request) -> Response:
     name = request.path_params["model_id"]
     check_model(request, name)
     return JSONResponse(_card(open_door(request), name))
+
+
+async def props(request: Request) -> Response:
+    """The model and its limits, under llama-server's names."""
+    door = open_door(request)
+    settings, tokens = door.settings, special_tokens(door.tokenizer)
+    answer = {
+        "default_generation_settings": {"n_ctx": door.max_model_len},
+        "total_slots": door.max_num_seqs,
+        "model_alias": settings.model_name,
+        "model_path": door.model.path.name,
+        "bos_token": tokens["bos_token"],
+        "eos_token": tokens["eos_token"],
+        "chat_template": template_source(door),
+        "modalities": {"vision": False, "audio": False},
+        "build_info": f"headrace-{__version__}",
+    }
+    return JSONResponse(answer)
 
 
 def _card(door: Door, name: str) -> dict[str, Any]:

@@ -1,0 +1,162 @@
+"""What a text is to the model: /tokenize, /detokenize, /tokenizer_info, /apply-template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from headrace.errors import PromptError
+from headrace.formats.chat_template import special_tokens
+from headrace.formats.tokenizer import Tokenizer, check_ids
+from headrace.server.context import check_model, json_body, open_door
+from headrace.server.conversation import template_options
+from headrace.server.door import Door
+from headrace.server.errors import invalid
+from headrace.server.fields import ignored_fields
+from headrace.server.protocol.common import parse
+from headrace.server.protocol.tokens import (
+    ApplyTemplateRequest,
+    ConversationFields,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from headrace.server.render.answer import dump
+from headrace.server.submit import ignored_header
+
+#: Longest text to tokenize. A token of it takes some hundred bytes while the library works.
+MAX_CHARACTERS = 4 << 20
+
+
+async def tokenize(request: Request) -> Response:
+    """Ids of a text, or of a conversation through the chat template."""
+    body = parse(TokenizeRequest, await json_body(request))
+    door = open_door(request)
+    check_model(request, body.model)
+    ignored = ignored_fields(body)
+    text = await _text(door, body)
+    add_special, parse_special = _special(body)
+    tokenizer = door.tokenizer
+
+    def work() -> bytes:
+        ids = tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+        return dump(_tokens(ids, door, body))
+
+    return _answer(await door.off_loop(len(text), work), ignored)
+
+
+async def _text(door: Door, body: TokenizeRequest) -> str:
+    """What is to be tokenized. Raises ApiError."""
+    given = [name for name in ("prompt", "content", "messages") if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise invalid("One of prompt, content and messages is needed, and only one.", "prompt")
+    if body.messages is not None:
+        text = await _rendered(door, body, body.messages)
+    else:
+        text = getattr(body, given[0])
+    if len(text) > MAX_CHARACTERS:
+        raise invalid(
+            f"{given[0]} has {len(text):,} characters; at most {MAX_CHARACTERS:,}.", given[0]
+        )
+    return text
+
+
+def _special(body: TokenizeRequest) -> tuple[bool, bool]:
+    """add_special (default: for `prompt` only), parse_special."""
+    given = body.add_special if body.add_special_tokens is None else body.add_special_tokens
+    add_special = body.prompt is not None if given is None else given
+    return add_special, body.parse_special is not False
+
+
+def _checked(text: str, name: str) -> str:
+    if len(text) > MAX_CHARACTERS:
+        raise invalid(f"{name} has {len(text):,} characters; at most {MAX_CHARACTERS:,}.", name)
+    return text
+
+
+def _tokens(ids: list[int], door: Door, body: TokenizeRequest) -> dict[str, Any]:
+    tokenizer = door.tokenizer
+    answer: dict[str, Any] = {
+        "tokens": [_piece(tokenizer, i) for i in ids] if body.with_pieces else ids,
+        "count": len(ids),
+        "max_model_len": door.max_model_len,
+    }
+    if body.return_token_strs:
+        answer["token_strs"] = [tokenizer.token_text(i) for i in ids]
+    return answer
+
+
+def _piece(tokenizer: Tokenizer, token_id: int) -> dict[str, Any]:
+    """llama.cpp's form: text, or bytes where the token is part of a character."""
+    data = tokenizer.token_bytes(token_id)
+    try:
+        return {"id": token_id, "piece": data.decode()}
+    except UnicodeDecodeError:
+        return {"id": token_id, "piece": list(data)}
+
+
+async def detokenize(request: Request) -> Response:
+    """Text of ids."""
+    body = parse(DetokenizeRequest, await json_body(request))
+    door = open_door(request)
+    check_model(request, body.model)
+    ignored = ignored_fields(body)
+
+    def work() -> bytes:
+        check_ids(body.tokens, door.tokenizer)
+        text = door.tokenizer.decode(body.tokens, skip_special=False)
+        return dump({"prompt": text, "content": text})
+
+    return _answer(await door.off_loop(len(body.tokens), work), ignored)
+
+
+async def apply_template(request: Request) -> Response:
+    """The text of a conversation. Where the template writes the BOS itself, tokenize the text with
+    add_special_tokens = false."""
+    body = parse(ApplyTemplateRequest, await json_body(request))
+    door = open_door(request)
+    check_model(request, body.model)
+    ignored = ignored_fields(body)
+    return _answer(dump({"prompt": await _rendered(door, body, body.messages)}), ignored)
+
+
+async def _rendered(
+    door: Door, body: ConversationFields, messages: Sequence[dict[str, Any]]
+) -> str:
+    template = door.template(body.chat_template)
+    return await door.render_chat(messages, template, tools=body.tools, **template_options(body))
+
+
+async def tokenizer_info(request: Request) -> Response:
+    """Special tokens and the chat template: what a client needs to stand in for a tokenizer."""
+    door = open_door(request)
+    tokenizer = door.tokenizer
+    tokens = {name: text or None for name, text in special_tokens(tokenizer).items()}
+    answer = {
+        "tokenizer_class": "headrace",
+        "name": tokenizer.name,
+        "vocab_size": tokenizer.num_ids,
+        "model_max_length": door.max_model_len,
+        **tokens,
+        "bos_token_id": tokenizer.bos_id,
+        "eos_token_id": tokenizer.eos_id,
+        "pad_token_id": tokenizer.pad_id,
+        "eos_token_ids": list(tokenizer.eos_ids),
+        "add_bos_token": tokenizer.add_bos,
+        "chat_template": template_source(door),
+    }
+    return JSONResponse(answer)
+
+
+def template_source(door: Door) -> str | None:
+    """The template in use; None for a model that has none."""
+    try:
+        return door.template().source
+    except PromptError:
+        return None
+
+
+def _answer(content: bytes, ignored: Sequence[str]) -> Response:
+    return Response(content, media_type="application/json", headers=ignored_header(ignored))
