@@ -18,14 +18,11 @@ from typing import Literal
 from headrace.server.parsing.bare_calls import BareCalls
 from headrace.server.parsing.calls import Calls
 from headrace.server.parsing.pieces import Collector, Piece, TextSink
-from headrace.server.parsing.reasoning import ReasoningSplit
+from headrace.server.parsing.reasoning import ReasoningFormat, ReasoningSplit
 from headrace.server.parsing.tagged_calls import TaggedCalls
 
 #: hermes reads calls between tags, and an answer that is nothing but calls; json only the latter.
 ToolFormat = Literal["hermes", "json", "none"]
-#: How the reasoning stands in an answer: none that we know of, with its opening tag, or without it
-#: because the prompt ends with that.
-ReasoningFormat = Literal["none", "tagged", "opened"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,36 @@ White space next to the tags is layout, neither reasoning nor content.
 
 from __future__ import annotations
 
+from typing import Literal
+
+from headrace.errors import UsageError
 from headrace.server.parsing.matching import possible_start
 from headrace.server.parsing.pieces import Collector, TextSink
 
 OPENING = "<think>"
 CLOSING = "</think>"
 
+#: How the reasoning stands in an answer: none that we know of, with its opening tag, or without it
+#: because the prompt ends with that.
+ReasoningFormat = Literal["none", "tagged", "opened"]
+REASONING_PARSERS = ("auto", "think", "none")
+
 _BEFORE, _INSIDE, _BEHIND, _OVER = range(4)
+
+
+def reasoning_format(template: str, prompt_end: str, parser: str = "auto") -> ReasoningFormat:
+    """How the answers to a prompt reason. template: the chat template's source; with "auto" its
+    mention of the tags decides. prompt_end: the last few words of the rendered prompt: it may open
+    the reasoning, or skip it. parser: one of REASONING_PARSERS. Raises UsageError for another."""
+    if parser not in REASONING_PARSERS:
+        raise UsageError(
+            f"reasoning-parser {parser!r} is unknown (known: {', '.join(REASONING_PARSERS)})."
+        )
+    thinks = OPENING in template or CLOSING in template
+    if parser == "none" or (parser == "auto" and not thinks):
+        return "none"
+    end = prompt_end.rstrip()
+    return "opened" if end.endswith(OPENING) else "none" if end.endswith(CLOSING) else "tagged"
 
 
 class ReasoningSplit:

@@ -1,0 +1,82 @@
+"""The grammar of an enforced tool call, as llguidance's Lark text, in the format that is parsed.
+
+tool_choice "required" and a named function promise a call: the grammar leaves the model nothing
+else to write. What it accepts, `answer.py` reads completely. Compiling it is another's business.
+With "auto" there is no grammar.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Literal
+
+from headrace.server.parsing import reasoning, tagged_calls
+from headrace.server.parsing.reasoning import ReasoningFormat
+from headrace.server.parsing.tool_request import Function, ToolRequest
+from headrace.server.parsing.tool_schema import enforceable
+
+#: Calls in one answer, at most: a small model that may go on does not stop by itself.
+MAX_CALLS = 8
+
+Encode = Callable[[str], list[int]]
+
+
+def tool_grammar(
+    request: ToolRequest,
+    form: Literal["hermes", "json"],
+    encode: Encode,
+    reasoning_form: ReasoningFormat = "none",
+) -> str:
+    """Lark text that accepts calls of the functions that may be called, and nothing else.
+
+    encode: ids of a text, without BOS: a tag that is one token must be that token. reasoning_form:
+    reasoning may (or, when the prompt has opened it, must) come first. One call when calls may not
+    be parallel or the function is named, else up to MAX_CALLS.
+    """
+    functions = request.callable
+    several = request.parallel and request.named is None
+    more = MAX_CALLS - 1
+    lines = [f"call: {' | '.join(f'call_{i}' for i in range(len(functions)))}"]
+    if form == "hermes":
+        lines.append(
+            f'block: {_tag(tagged_calls.OPENING, encode)} "\\n" call "\\n" '
+            f"{_tag(tagged_calls.CLOSING, encode)}"
+        )
+        calls = f'block ("\\n" block){{0,{more}}}' if several else "block"
+    else:
+        calls = f'call | "[" call (", " call){{0,{more}}} "]"' if several else "call"
+    lines.append(f"calls: {calls}")
+    lines.append(f"start: {_before(reasoning_form, encode, lines)}calls")
+    for number, function in enumerate(functions):
+        lines += _function_lines(number, function)
+    return "\n".join(lines) + "\n"
+
+
+def _function_lines(number: int, function: Function) -> list[str]:
+    head = json.dumps(f'{{"name": "{function.name}", "arguments": ')
+    return [
+        f'call_{number}: {head} arguments_{number} "}}"',
+        f"arguments_{number}: %json {json.dumps(enforceable(function.parameters))}",
+    ]
+
+
+def _before(form: ReasoningFormat, encode: Encode, lines: list[str]) -> str:
+    """What stands before the calls; adds its rules."""
+    if form == "none":
+        return ""
+    closing = _tag(reasoning.CLOSING, encode)
+    if closing.startswith("<"):
+        lines.append(f"thinking: /(.|\\n)*/ {closing} /\\n{{0,2}}/")
+    else:
+        pattern = "(.|\\n)*" + reasoning.CLOSING.replace("/", "\\/")
+        lines.append(f"thoughts[lazy]: /{pattern}/")
+        lines.append("thinking: thoughts /\\n{0,2}/")
+    if form == "opened":
+        return "thinking "
+    return f"({_tag(reasoning.OPENING, encode)} thinking)? "
+
+
+def _tag(text: str, encode: Encode) -> str:
+    ids = encode(text)
+    return f"<[{ids[0]}]>" if len(ids) == 1 else json.dumps(text)
