@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Literal
 
-import jsonschema_rs
+import jsonschema
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -179,7 +179,7 @@ def check(form: Form, request: ToolRequest, kind: ReasoningFormat, text: str) ->
     schemas = {f.name: f.parameters for f in request.callable}
     for call in calls:
         arguments = json.loads(call["function"]["arguments"])
-        jsonschema_rs.validator_for(schemas[call["function"]["name"]]).validate(arguments)
+        jsonschema.validate(arguments, schemas[call["function"]["name"]])
     return len(calls)
 
 
