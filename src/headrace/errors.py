@@ -8,6 +8,7 @@ HeadraceError
 │   └── ContextLengthError  prompt and requested output do not fit the context
 ├── CapacityError     a request can never fit the KV cache
 │   └── QueueFullError      it could not be queued now; later it may
+├── EndpointError     a server that is to be measured or used does not answer as it should
 └── NativeError       the native core cannot run here (CPU without AVX2, for example)
 
 `assert` is for our own bugs; everything here is one clear sentence that names the thing and,
@@ -47,6 +48,10 @@ class CapacityError(HeadraceError):
 
 class QueueFullError(CapacityError):
     """As many requests wait as may wait; the same request may be taken later."""
+
+
+class EndpointError(HeadraceError):
+    """A server that was pointed at cannot be reached, or does not answer as it should."""
 
 
 class NativeError(HeadraceError):

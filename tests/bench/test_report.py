@@ -11,9 +11,10 @@ import pytest
 
 from headrace.bench.cases import Case, Kind
 from headrace.bench.measure import Sample
-from headrace.bench.report import OUTPUTS, aligned, figures, render, to_dict
+from headrace.bench.report import OUTPUTS, render, to_dict
 from headrace.bench.rows import rows_of
 from headrace.bench.run import BenchResult, ThreadResult
+from headrace.bench.tables import aligned, figures
 from headrace.limits.bound import bound
 from headrace.limits.rates import MachineRates, median_rates
 from headrace.ops.cost import CostModel

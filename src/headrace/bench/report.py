@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from headrace.bench.cases import Kind
@@ -13,6 +12,7 @@ from headrace.bench.profile import OpTable
 from headrace.bench.ratios import Spread, spread
 from headrace.bench.rows import Row
 from headrace.bench.run import BenchResult, ThreadResult
+from headrace.bench.tables import aligned, figures, markdown_table
 
 OUTPUTS = ("table", "md", "csv", "json")
 _HEADERS = ("test", "threads", "batch", "depth", "tok/s", "min … max", "bound", "of bound",
@@ -96,12 +96,12 @@ def _plain(result: BenchResult) -> str:
 
 
 def _markdown(result: BenchResult) -> str:
-    lines = [*_markdown_table(_HEADERS, _cells(result)), ""]
+    lines = [*markdown_table(_HEADERS, _cells(result)), ""]
     lines += [f"- {note}" for note in _notes(result)]
     for one in result.results:
         for table in one.ops:
             lines += ["", f"Ops of {table.step}, {one.threads} threads:", ""]
-            lines += _markdown_table(_OP_HEADERS, _op_cells(table))
+            lines += markdown_table(_OP_HEADERS, _op_cells(table))
     return "\n".join(lines)
 
 
@@ -186,27 +186,3 @@ def _notes(result: BenchResult) -> list[str]:
 
 def _median(times: Spread | None) -> str:
     return "" if times is None else f"{times.median:.2f}"
-
-
-def figures(value: float) -> str:
-    """Three or more figures: 4711, 61.2, 3.14."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def aligned(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns of equal width, the first to the left, the others to the right."""
-    table = [headers, *rows]
-    widths = [max(len(row[i]) for row in table) for i in range(len(headers))]
-    return [
-        "  ".join(
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in table
-    ]
-
-
-def _markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(cell.strip() for cell in row) + " |" for row in (headers, *rows)]
-    lines.insert(1, "|---|" + "---:|" * (len(headers) - 1))
-    return lines

@@ -1,0 +1,98 @@
+"""What a server says about itself before a run: its models, and how it counts tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headrace.bench.serve.client import Client, fetch
+from headrace.bench.serve.dataset import Prompt
+from headrace.bench.serve.failures import RequestFailed
+from headrace.bench.serve.timeline import error_message_of
+from headrace.errors import EndpointError
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """num_ids: size of the vocabulary, where the server says it."""
+
+    name: str
+    num_ids: int | None = None
+
+
+async def find_model(client: Client, wanted: str | None) -> ServedModel:
+    """The wanted model, else the first of /v1/models. A server without that route serves whatever
+    is wanted. Raises EndpointError."""
+    url = client.target.url
+    try:
+        status, body = await fetch(client, "GET", "/v1/models")
+    except RequestFailed as failure:
+        raise EndpointError(f"{url} cannot be measured: {failure.detail}.") from None
+    models = _models(body) if status == 200 else []
+    found = next((m for m in models if wanted in (None, m.name)), None)
+    if found is not None:
+        return found
+    if wanted is not None:
+        return ServedModel(wanted)
+    said = error_message_of(body) if status != 200 else "it lists no model"
+    raise EndpointError(f"{url}/v1/models answers {status}: {said}; name one with --model.")
+
+
+def _models(body: bytes) -> list[ServedModel]:
+    try:
+        data = json.loads(body)["data"]
+        return [ServedModel(str(entry["id"]), _num_ids(entry)) for entry in data]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return []
+
+
+def _num_ids(entry: dict[str, Any]) -> int | None:
+    meta = entry.get("meta")
+    value = meta.get("n_vocab") if isinstance(meta, dict) else None
+    return value if isinstance(value, int) and value > 1 else None
+
+
+async def exact_chats(
+    client: Client, model: str, prompts: Sequence[Prompt]
+) -> tuple[list[Prompt], bool]:
+    """Chats of random words cut or lengthened until the server's /tokenize counts the tokens that
+    were asked for, its template included; and whether that worked for all. A server that does not
+    tokenize chats leaves them as they are: about one token per word, the template on top."""
+    made, exact = [], True
+    for prompt in prompts:
+        if exact and prompt.num_prompt is not None:
+            prompt, exact = await _exact(client, model, prompt)
+        made.append(prompt)
+    return made, exact
+
+
+async def _exact(client: Client, model: str, prompt: Prompt) -> tuple[Prompt, bool]:
+    assert prompt.num_prompt is not None
+    message = prompt.content[0]
+    assert isinstance(message, dict)
+    words = str(message["content"]).split()
+    for _ in range(6):
+        messages = [message | {"content": " ".join(words)}]
+        count = await _count(client, model, messages)
+        if count is None:
+            return prompt, False
+        missing = prompt.num_prompt - count
+        if missing == 0:
+            return replace(prompt, content=messages), True
+        if missing < 0 and len(words) + missing < 1:
+            break  # the template alone is longer than that
+        words = words[:missing] if missing < 0 else words + (words * missing)[:missing]
+    return prompt, False
+
+
+async def _count(client: Client, model: str, messages: list[dict[str, Any]]) -> int | None:
+    """Prompt tokens of a chat, or None where the server does not tell."""
+    asked = {"model": model, "messages": messages, "add_generation_prompt": True}
+    try:
+        status, body = await fetch(client, "POST", "/tokenize", json.dumps(asked).encode())
+        count = json.loads(body)["count"] if status == 200 else None
+    except (RequestFailed, ValueError, RecursionError, KeyError, TypeError):
+        return None
+    return count if isinstance(count, int) and count > 0 else None
