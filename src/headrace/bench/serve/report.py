@@ -202,7 +202,7 @@ def _totals(summary: Summary, outcome: Outcome) -> list[tuple[str, str]]:
     failed = sum(summary.failures.values())
     rows = [
         ("requests complete", str(summary.completed)),
-        ("requests failed", f"{failed} ({_counts(summary.failures)})" if failed else "0"),
+        ("requests failed", str(failed)),
         ("duration s", f"{summary.duration_s:.2f}"),
         ("requests/s", figures(summary.requests_per_s)),
         ("output tok/s", figures(summary.output_tok_per_s)),
@@ -211,12 +211,10 @@ def _totals(summary: Summary, outcome: Outcome) -> list[tuple[str, str]]:
         rows.append(("prompt + output tok/s", figures(summary.total_tok_per_s)))
     if summary.goodput_per_s is not None:
         share = 100 * (summary.good or 0) / max(summary.completed + failed, 1)
-        targets = ", ".join(f"{n} ≤ {v:g} ms" for n, v in outcome.wanted.targets.items())
-        rows.append(
-            ("goodput requests/s", f"{figures(summary.goodput_per_s)} ({share:.0f} %: {targets})")
-        )
-    most = outcome.conditions["most_concurrent"]
-    rows.append(("concurrency", f"{summary.concurrency:.1f} on average, {most} at most"))
+        rows.append(("goodput requests/s", figures(summary.goodput_per_s)))
+        rows.append(("goodput share", f"{share:.0f} %"))
+    rows.append(("concurrency, mean", f"{summary.concurrency:.1f}"))
+    rows.append(("concurrency, most", str(outcome.conditions["most_concurrent"])))
     return rows
 
 
@@ -236,7 +234,8 @@ def _notes(outcome: Outcome) -> list[str]:
     lines = [
         f"{wanted.target.url}{wanted.endpoint}, model {outcome.model}; {_load(outcome)}",
         f"{_lengths(outcome)}; temperature {wanted.temperature:g}"
-        + (", ends of text ignored" if c.get("ignore_eos") else ""),
+        + (", ends of text ignored" if c.get("ignore_eos") else "")
+        + "".join(f"; good: {name} ≤ {ms:g} ms" for name, ms in wanted.targets.items()),
         f"times: {BOUNDARY}",
         f"warm-up: {c.get('warm_up_requests', 0)} requests before, not counted"
         + (", from the same prompts" if c.get("shared_with_warm_up") else "")

@@ -80,7 +80,7 @@ class Record:
     @property
     def tpot_ns(self) -> float | None:
         """None when all tokens came at once: there is no time between them to speak of."""
-        if len(self.arrivals_ns) < 2:
+        if not self.arrivals_ns:
             return None
         after = self.num_output - self.arrival_tokens[0]
         return (self.end_ns - self.arrivals_ns[0]) / after if after > 0 else None
