@@ -16,8 +16,9 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "commands.md"
 COMMANDS = (
     [], ["generate"], ["chat"], ["perplexity"], ["verify"], ["bench"], ["bench", "machine"],
-    ["bench", "run"], ["bench", "compare"], ["env"], ["models"], ["models", "list"],
-    ["models", "show"], ["models", "pull"], ["models", "rm"], ["models", "export-tokenizer"],
+    ["bench", "run"], ["bench", "serve"], ["bench", "compare"], ["env"], ["models"],
+    ["models", "list"], ["models", "show"], ["models", "pull"], ["models", "rm"],
+    ["models", "export-tokenizer"],
 )  # fmt: skip
 
 
