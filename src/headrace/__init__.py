@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headrace.engine.llm import LLM
     from headrace.engine.params import SamplingParams
+    from headrace.structured.spec import StructuredOutputs
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "SamplingParams", "StructuredOutputs", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,6 +23,10 @@ def __getattr__(name: str) -> Any:
         from headrace.engine.params import SamplingParams
 
         return SamplingParams
+    if name == "StructuredOutputs":
+        from headrace.structured.spec import StructuredOutputs
+
+        return StructuredOutputs
     raise AttributeError(f"module 'headrace' has no attribute {name!r}")
 
 

@@ -52,6 +52,11 @@ def generate(
     frequency_penalty: o.FrequencyPenalty = 0.0,
     seed: o.Seed = None,
     stop: o.Stop = None,
+    json_schema: Annotated[
+        str | None,
+        typer.Option("--json-schema", "-j", show_default=False,
+                     help="The text is JSON of this schema: a file, or the schema itself."),
+    ] = None,
     ignore_eos: Annotated[bool, typer.Option(help="Do not stop at end-of-text ids.")] = False,
     logprobs: Annotated[
         int | None, typer.Option(help="With --json: the k most likely tokens per step.",
@@ -90,6 +95,7 @@ def generate(
 
     from headrace.engine.llm import LLM
     from headrace.engine.params import DefaultLimit, SamplingParams
+    from headrace.structured.spec import StructuredOutputs
 
     params = SamplingParams(
         n=samples, max_tokens=DefaultLimit(128) if max_tokens is None else max_tokens,
@@ -98,6 +104,8 @@ def generate(
         presence_penalty=presence_penalty, frequency_penalty=frequency_penalty, seed=seed,
         stop=stop or (), ignore_eos=ignore_eos, logprobs=logprobs,
         prompt_logprobs=prompt_logprobs, trace=trace,
+        structured_outputs=None if json_schema is None
+        else StructuredOutputs(json=schema_text(json_schema)),
     )  # fmt: skip
     llm = LLM(
         model,
@@ -129,6 +137,11 @@ def _prompt(prompt: str | None, file: Path | None) -> str:
     raise UsageError(
         "Give the prompt with either --prompt TEXT or --file FILE (--file - reads standard input)."
     )
+
+
+def schema_text(value: str) -> str:
+    """A schema given as JSON text or as a file (- = standard input) that holds it."""
+    return value if value.lstrip().startswith("{") else read_text(Path(value))
 
 
 def _answer(

@@ -32,7 +32,7 @@ from headrace.engine.prepare import Preparer
 from headrace.engine.request import FinishReason, Sequence, Status
 from headrace.engine.scheduler import Plan, Scheduler, StepBudget
 from headrace.engine.scoring import Logits, Observer, PromptScorer, RowScorer
-from headrace.errors import QueueFullError
+from headrace.errors import QueueFullError, UsageError
 from headrace.ops.executor import Executor
 
 
@@ -141,6 +141,11 @@ class Engine:
         if not self.has_queue_room:
             raise QueueFullError(
                 f"The queue is full ({self.config.max_queue} requests wait); try again later."
+            )
+        if params.structured_outputs is not None and constraint is None:
+            raise UsageError(
+                "structured_outputs needs its compiled constraint; LLM passes it, and so must "
+                "whoever calls Engine.add."
             )
         constraints: tuple[Constraint, ...] = ()
         if constraint is not None:

@@ -14,6 +14,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.engine.config import EngineConfig, EngineOptions
@@ -32,6 +33,7 @@ from headrace.engine.prompts import Prompt, TokenPrompt, as_prompt_list, params_
 from headrace.errors import ContextLengthError, UsageError
 from headrace.formats.fetching import Reporter
 from headrace.formats.tokenizer import Tokenizer
+from headrace.structured.compiler import CompiledGrammar, GrammarCompiler
 
 if TYPE_CHECKING:
     from headrace.formats.chat_template import ChatTemplate
@@ -39,6 +41,15 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 #: Called with (finished requests, all requests) while generate runs.
 Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A prompt ready to be queued."""
+
+    prompt: TokenPrompt
+    params: SamplingParams
+    grammar: CompiledGrammar | None
 
 
 class LLM:
@@ -109,6 +120,7 @@ class LLM:
             raise UsageError(f"A model is a name or a path, not {type(model).__name__}.")
         self.model: OpenModel = model
         self.engine: Engine = build_engine(model, options, make_executor)
+        self.grammars = GrammarCompiler(model.tokenizer)
         self._template_override = chat_template
         self._template: ChatTemplate | None = None
         self._lock = threading.RLock()
@@ -166,9 +178,9 @@ class LLM:
         session: str | None = None,
     ) -> Stream:
         """Queues one prompt and returns its deltas as they come; see Stream."""
-        [(token_prompt, params)] = self._read([prompt], sampling_params)
+        [job] = self._read([prompt], sampling_params)
         with self._lock:
-            request = self._add(token_prompt, params, session)
+            request = self._add(job, session)
             self._streams[request.request_id] = deque()
         return Stream(self, request)
 
@@ -258,7 +270,7 @@ class LLM:
         self,
         prompts: object,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-    ) -> list[tuple[TokenPrompt, SamplingParams]]:
+    ) -> list[Job]:
         """Every prompt as ids with its parameters, all checked, nothing queued."""
         items = as_prompt_list(prompts)
         jobs = []
@@ -266,7 +278,9 @@ class LLM:
             prompt, params = read_prompt(item, self._encode_prompt), given or SamplingParams()
             with self._lock:
                 self.engine.check(prompt.token_ids, params)
-            jobs.append((prompt, params))
+            spec = params.structured_outputs
+            grammar = None if spec is None else self.grammars.compile(spec)
+            jobs.append(Job(prompt, params, grammar))
         return jobs
 
     def _encode_prompt(self, text: str) -> list[int]:
@@ -282,7 +296,7 @@ class LLM:
 
     def _run(
         self,
-        jobs: list[tuple[TokenPrompt, SamplingParams]],
+        jobs: list[Job],
         progress: Progress | None,
         session: str | None = None,
     ) -> list[RequestOutput]:
@@ -294,7 +308,7 @@ class LLM:
             while pending or open_requests:
                 with self._lock:
                     while pending and self.engine.has_queue_room:
-                        request = self._add(*pending.popleft(), session)
+                        request = self._add(pending.popleft(), session)
                         requests.append(request)
                         open_requests.append(request)
                     self._step()
@@ -311,10 +325,16 @@ class LLM:
                 self.abort(request)
         return [request.output() for request in requests]
 
-    def _add(self, prompt: TokenPrompt, params: SamplingParams, session: str | None) -> Request:
+    def _add(self, job: Job, session: str | None) -> Request:
         if session is not None and not isinstance(session, str):
             raise UsageError(f"session is a name, not {type(session).__name__}.")
-        return self.engine.add(prompt.token_ids, params, prompt=prompt.text, session=session)
+        return self.engine.add(
+            job.prompt.token_ids,
+            job.params,
+            prompt=job.prompt.text,
+            session=session,
+            constraint=None if job.grammar is None else job.grammar.start(),
+        )
 
     def _step(self) -> None:
         with self._lock:

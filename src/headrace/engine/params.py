@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from headrace.errors import UsageError
+from headrace.structured.spec import StructuredOutputs
 
 #: The two stages that edit logits; they come first, in this order.
 EDITING_STAGES = ("bias", "penalties")
@@ -59,6 +60,8 @@ class SamplingParams:
         every prompt token. logprobs_mode: "raw" = the model's own, before all stages; "processed" =
         after all stages.
     stages: the order of the stages; bias and penalties stay in front.
+    structured_outputs: what the text has to look like (from_dict takes a mapping of its fields).
+        Compiled by whoever queues the request; LLM does.
     trace: 0 = off; N = per step and stage the N most probable candidates, entropy and tail mass.
     """
 
@@ -87,6 +90,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     stages: Sequence[str] = DEFAULT_STAGES
     trace: int = 0
+    structured_outputs: StructuredOutputs | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> SamplingParams:
         """Turns an unknown keyword into a UsageError that suggests the nearest field."""
@@ -207,6 +211,8 @@ class SamplingParams:
             )
         self._set("stop", _stop_strings(self.stop))
         self._set("stages", _stages(self.stages))
+        if not isinstance(self.structured_outputs, StructuredOutputs | None):  # from JSON
+            self._set("structured_outputs", StructuredOutputs.from_dict(self.structured_outputs))
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

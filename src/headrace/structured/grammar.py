@@ -54,8 +54,8 @@ def lark_string(text: str) -> str:
 
 
 def lark_token(tokenizer: Tokenizer, text: str) -> str:
-    """A Lark item for a marker such as `<tool_call>`: the one token where the vocabulary has one
-    (and a model was trained on it), else the text."""
+    """A Lark item for a marker such as `<tool_call>`: the one token where the vocabulary has one,
+    control or not, else the text."""
     ids = tokenizer.encode(text, add_special=False)
     return f"<[{ids[0]}]>" if len(ids) == 1 else lark_string(text)
 

@@ -1,0 +1,63 @@
+"""A tokenizer as the grammar library reads it: the bytes of every id, and how text becomes ids.
+
+What a grammar says of text concerns the text that decoding shows. Control tokens show none, so a
+literal `<|im_end|>` is spelled with ordinary tokens; a grammar names a control token without
+quotes. (The library's own reader of tokenizer.json turns such a literal into the control token,
+which then does not fit the literal.)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.errors import UsageError
+from headrace.formats.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+#: Marks a control token in the library's own tables. No text holds this byte, and tokens that do
+#: (parts of no character) are left out.
+_MARK = b"\xff"
+
+
+def read_vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
+    """The vocabulary with an encoder of its own, so that a long prompt that is being encoded never
+    makes a step wait. Raises UsageError where the library is missing or the model has no end."""
+    try:
+        from llguidance import LLTokenizer
+    except ImportError as error:
+        raise UsageError(
+            "Structured output needs llguidance: pip install 'headrace[structured]'."
+        ) from error
+    if not tokenizer.eos_ids:
+        raise UsageError("Structured output needs a model with an end-of-text id.")
+    return LLTokenizer(
+        _View(tokenizer),  # type: ignore[arg-type]  # by its attributes, not by its class
+        n_vocab=tokenizer.num_ids,
+        eos_token=list(tokenizer.eos_ids),
+    )
+
+
+class _View:
+    """The attributes that llguidance asks a tokenizer for, and the call that encodes."""
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        from tokenizers import Tokenizer as Encoder
+
+        self.eos_token_id = tokenizer.eos_ids[0]
+        self.bos_token_id = tokenizer.bos_id
+        self.special_token_ids = tokenizer.special_ids
+        pieces = (tokenizer.token_bytes(i) for i in range(tokenizer.num_ids))
+        self.tokens = [b"" if _MARK in piece else piece for piece in pieces]
+        self._encoder = Encoder.from_str(tokenizer.to_json())
+        self._encoder.no_truncation()
+        self._encoder.no_padding()
+        self._encoder.encode_special_tokens = True  # that is: as text
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8", errors="replace")
+        return list(self._encoder.encode(text, add_special_tokens=False).ids)
