@@ -98,6 +98,11 @@ class Generation:
         sequence.owner = self
 
     @property
+    def is_corrupted(self) -> bool:
+        """Whether it ended because the model gave logits that are not finite."""
+        return self.error == _ROW_ERRORS[RowStatus.NON_FINITE]
+
+    @property
     def text(self) -> str:
         """All text released so far."""
         if len(self._texts) > 1:

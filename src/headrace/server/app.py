@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,7 +17,9 @@ from headrace import __version__
 from headrace.errors import HeadraceError
 from headrace.server.context import Context
 from headrace.server.errors import ApiError, api_error
+from headrace.server.exposition import Exposition
 from headrace.server.middleware import Entrance
+from headrace.server.observer import Observer
 from headrace.server.protocol.chat import ChatRequest
 from headrace.server.protocol.completion import CompletionRequest
 from headrace.server.protocol.tokens import (
@@ -29,7 +30,6 @@ from headrace.server.protocol.tokens import (
 from headrace.server.respond import ClientLeft
 from headrace.server.routes import chat, completions, models, operations, tokens
 
-_LOG = logging.getLogger("headrace.server")
 Route = Callable[[Request], Awaitable[Response]]
 
 #: Path → route; the second of a POST is the body's model.
@@ -42,6 +42,7 @@ GET: dict[str, Route] = {
     "/load": operations.load,
     "/props": models.props,
     "/tokenizer_info": tokens.tokenizer_info,
+    "/metrics": operations.metrics,
 }
 POST: dict[str, tuple[Route, type[BaseModel]]] = {
     "/v1/chat/completions": (chat.chat_completions, ChatRequest),
@@ -55,7 +56,7 @@ POST: dict[str, tuple[Route, type[BaseModel]]] = {
 def build_app(context: Context) -> FastAPI:
     """The application over a context, whose door may come later."""
     settings = context.settings
-    middleware = [Middleware(Entrance, api_keys=settings.api_keys)]
+    middleware = [Middleware(Entrance, api_keys=settings.api_keys, on_end=Observer(context).ended)]
     if settings.allow_origins:  # outermost: a browser's preflight carries no key
         middleware.insert(
             0,
@@ -75,6 +76,7 @@ def build_app(context: Context) -> FastAPI:
         middleware=middleware,
     )
     app.state.context = context
+    app.state.exposition = Exposition(context)
     for path, route in GET.items():
         app.add_api_route(path, route, methods=["GET"], response_model=None)
     for path, (route, model) in POST.items():
@@ -100,7 +102,6 @@ def _add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(ClientLeft, _left)
     app.add_exception_handler(ClientDisconnect, _left)
-    app.add_exception_handler(Exception, _bug)
 
 
 def _respond(error: ApiError) -> Response:
@@ -132,8 +133,3 @@ async def _http(request: Request, error: Exception) -> Response:
 async def _left(request: Request, error: Exception) -> Response:
     """499: nobody reads it; only the log does."""
     return Response(status_code=499)
-
-
-async def _bug(request: Request, error: Exception) -> Response:
-    """A fault of ours: the log gets the traceback, the client one sentence."""
-    return _respond(ApiError(500, "Something went wrong inside the server; its log says what."))

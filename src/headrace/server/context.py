@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from starlette.requests import Request
@@ -10,6 +10,7 @@ from starlette.requests import Request
 from headrace.server.body import read_json
 from headrace.server.door import Door
 from headrace.server.errors import ApiError
+from headrace.server.metrics import HttpMetrics
 from headrace.server.settings import ServeSettings
 
 
@@ -21,6 +22,7 @@ class Context:
     door: Door | None = None
     load_error: str | None = None
     draining: bool = False
+    http: HttpMetrics = field(default_factory=HttpMetrics)
 
 
 def context_of(request: Request) -> Context:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from headrace import __version__
+from headrace.engine.config import EngineConfig
 from headrace.engine.core import Engine
 from headrace.engine.model import OpenModel
 from headrace.engine.params import SamplingParams
@@ -26,6 +27,7 @@ from headrace.formats.tokenizer import Tokenizer
 from headrace.server.flow import Flow
 from headrace.server.job import Job
 from headrace.server.loop import EngineLoop, StepResults
+from headrace.server.metrics import RequestMetrics
 from headrace.server.settings import ServeSettings
 
 T = TypeVar("T")
@@ -54,6 +56,7 @@ class Door:
         self.max_open = engine.config.max_num_seqs + settings.max_queued_requests
         self._flows: dict[Job, Flow] = {}
         self.num_open = 0  # jobs inside
+        self.metrics = RequestMetrics(self.max_model_len)
         self._ticker: asyncio.Task[None] | None = None
         self._long_work = asyncio.Semaphore(MAX_LONG_WORK)
         self.loop: EngineLoop
@@ -175,10 +178,30 @@ class Door:
         return flow
 
     @property
+    def engine_config(self) -> EngineConfig:
+        return self._engine.config
+
+    @property
     def num_running_waiting(self) -> tuple[int, int]:
-        """Sequences in the steps, and requests that wait for a place."""
+        """Sequences in the steps, and requests that wait for a place, new ones included."""
         scheduler = self._engine.scheduler
-        return len(scheduler.running), len(scheduler.waiting)
+        return len(scheduler.running), len(scheduler.waiting) + self.loop.num_entering
+
+    @property
+    def num_paused(self) -> int:
+        """Sequences that wait for a slow reader."""
+        return len(self._engine.scheduler.paused)
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._engine.num_preemptions
+
+    @property
+    def kv_blocks(self) -> tuple[list[int], list[int]]:
+        """(used, all) blocks of the KV cache, by group."""
+        total = list(self._engine.config.pools.num_blocks)
+        free = self._engine.manager.free_counts
+        return [n - f for n, f in zip(total, free, strict=True)], total
 
     def cancel_all(self, reason: str) -> None:
         """Ends every open request."""
@@ -203,6 +226,7 @@ class Door:
     def _end(self, job: Job, error: Exception | None = None) -> Flow:
         flow = self._flows.pop(job)
         self.num_open -= 1
+        self.metrics.ended(job)
         flow.end_job(error)
         return flow
 

@@ -6,7 +6,7 @@ thread writes `request`; the asyncio side reads it only after a result has come.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headrace.engine.constraint import Constraint
 from headrace.engine.core import Engine
@@ -18,7 +18,11 @@ from headrace.engine.params import SamplingParams
 class Job:
     """prompt: the ids to compute. first_index: choice index of its sample 0. streams: results are
     wanted as they come; otherwise only the end is told. arrived_s: time.monotonic() at the door.
-    cancelled: why it was ended before its time."""
+    cancelled: why it was ended before its time. name: of the HTTP request, for logs.
+
+    token_times_s, prompt_counted: the engine thread's notes for the metrics: when each sample got
+    its latest token, 0 = none yet; whether the prompt has been counted.
+    """
 
     prompt: list[int]
     params: SamplingParams
@@ -30,6 +34,12 @@ class Job:
     constraint: Constraint | None = None
     request: Request | None = None
     cancelled: str | None = None
+    name: str = ""
+    token_times_s: list[float] = field(init=False)
+    prompt_counted: bool = False
+
+    def __post_init__(self) -> None:
+        self.token_times_s = [0.0] * self.params.n
 
     def add_to(self, engine: Engine) -> Request:
         """Queues it. Raises what Engine.add raises."""

@@ -23,6 +23,7 @@ from headrace.engine.generation import Request
 from headrace.engine.outputs import Delta
 from headrace.errors import HeadraceError
 from headrace.server.job import Job
+from headrace.server.meter import StepMeter
 
 _LOG = logging.getLogger("headrace.server")
 Command = Callable[[], None]
@@ -36,7 +37,6 @@ class StepResults:
     deltas: list[tuple[Job, Delta]] = field(default_factory=list)
     finished: list[Job] = field(default_factory=list)
     failed: list[tuple[Job, Exception]] = field(default_factory=list)
-    num_tokens: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.deltas or self.finished or self.failed)
@@ -45,7 +45,7 @@ class StepResults:
 class EngineLoop:
     """Drives one engine. `deliver` is called on the asyncio loop with the results of each step.
 
-    Read from any thread: num_running, num_waiting, alive, busy_for_s, python_s.
+    Read from any thread: meter, alive, busy_for_s, num_entering, outside_cpu_s, step_cpu_s.
     """
 
     def __init__(
@@ -63,8 +63,12 @@ class EngineLoop:
         self._jobs: dict[int, Job] = {}
         self._results = StepResults()
         self._step_began_s: float | None = None
-        #: CPU seconds of the engine's thread outside of steps: part of the price of serving.
-        self.outside_cpu_s = 0.0
+        self.meter = StepMeter()
+        self._num_submitted = self._num_entered = 0  # jobs; each written by one thread
+        #: CPU seconds of the engine's thread outside of steps (part of the price of serving) and
+        #: inside of them.
+        self.outside_cpu_s = self.step_cpu_s = 0.0
+        self._lapped_s = 0.0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # ---- asyncio side -----------------------------------------------------------------------
@@ -74,6 +78,7 @@ class EngineLoop:
 
     def submit(self, job: Job) -> None:
         """Queues a job, already checked, before the next step."""
+        self._num_submitted += 1
         self._put(lambda: self._add(job))
 
     def abort(self, job: Job, reason: str) -> None:
@@ -103,10 +108,20 @@ class EngineLoop:
         return self._thread.is_alive()
 
     @property
+    def native_id(self) -> int | None:
+        """The operating system's name of the engine's thread."""
+        return self._thread.native_id
+
+    @property
     def busy_for_s(self) -> float:
         """How long the step in progress has been running; 0 between steps."""
         began = self._step_began_s
         return 0.0 if began is None else time.monotonic() - began
+
+    @property
+    def num_entering(self) -> int:
+        """Jobs that were submitted and that the engine has not yet seen."""
+        return max(self._num_submitted - self._num_entered, 0)
 
     def _put(self, command: Command) -> None:
         self._commands.append(command)
@@ -115,12 +130,12 @@ class EngineLoop:
     # ---- engine thread ----------------------------------------------------------------------
 
     def _run(self) -> None:
+        self._lapped_s = time.thread_time()
         try:
             while not self._stopping:
-                began = time.thread_time()
                 self._obey()
                 busy = self.engine.has_work
-                self.outside_cpu_s += time.thread_time() - began
+                self.outside_cpu_s += self._lap()
                 if busy:
                     self._step()
                 else:
@@ -129,6 +144,11 @@ class EngineLoop:
         except Exception as error:
             _LOG.exception("the engine broke; no request can be served any more")
             self._break(error)
+
+    def _lap(self) -> float:
+        """CPU seconds of this thread since the last call."""
+        before, self._lapped_s = self._lapped_s, time.thread_time()
+        return self._lapped_s - before
 
     def _obey(self) -> None:
         self._wake.clear()
@@ -140,12 +160,12 @@ class EngineLoop:
         self._step_began_s = time.monotonic()
         deltas = self.engine.step()
         self._step_began_s = None
-        began = time.thread_time()
+        self.step_cpu_s += self._lap()
         self._take(deltas)
         self._publish()
-        self.outside_cpu_s += time.thread_time() - began
 
     def _add(self, job: Job) -> None:
+        self._num_entered += 1
         try:
             request = job.add_to(self.engine)
         except (HeadraceError, ValueError) as error:
@@ -164,18 +184,23 @@ class EngineLoop:
             action(job.request)
 
     def _take(self, deltas: list[Delta]) -> None:
-        results, jobs = self._results, self._jobs
-        results.num_tokens += len(deltas)
+        results, jobs, meter = self._results, self._jobs, self.meter
+        meter.begin(time.monotonic())
         for delta in deltas:
             job = jobs[delta.request_id]
+            if delta.token_ids:
+                meter.tokens(job, delta.index, len(delta.token_ids))
             if job.streams:
                 results.deltas.append((job, delta))
             if delta.finish_reason is not None:
                 assert job.request is not None
                 if job.request.finished:
-                    self._forget(job.request)
+                    self._forget(job, job.request)
+        meter.end()
 
-    def _forget(self, request: Request) -> None:
+    def _forget(self, job: Job, request: Request) -> None:
+        if not job.prompt_counted and request.params.max_tokens == 0 and job.cancelled is None:
+            self.meter.prompt(job)  # all there was to compute
         self._results.finished.append(self._jobs.pop(request.request_id))
 
     def _publish(self) -> None:

@@ -16,6 +16,7 @@ from headrace.server.job import Job
 from headrace.server.protocol.common import SamplingFields
 from headrace.server.render.answer import AnswerOptions, Renderer, new_id
 from headrace.server.respond import DEADLINE, StreamAnswer, whole_answer
+from headrace.server.visit import visit_of
 
 #: How much more or less urgent a request may be (engine.admission.rank_of).
 MAX_PRIORITY = 100
@@ -24,8 +25,7 @@ MAX_PROMPTS = 2048
 
 def arrival(request: Request) -> float:
     """time.monotonic() at which the request's headers had come."""
-    arrived: float = request.scope.get("arrived_s", 0.0)
-    return arrived or time.monotonic()
+    return visit_of(request).arrived_s
 
 
 def make_jobs(
@@ -90,7 +90,11 @@ async def answer(
 ) -> Response:
     """Queues the jobs and answers. Raises HeadraceError (refused), ApiError or ClientLeft."""
     limit = _time_limit(door, body)
-    flow = door.open(jobs)
+    visit = visit_of(request)
+    for job in jobs:
+        job.name = visit.name
+    visit.flow = flow = door.open(jobs)
+    visit.model = body.model or door.settings.model_name
     headers = ignored_header(ignored)
     if limit is not None:
         left = max(limit - (time.monotonic() - jobs[0].arrived_s), 0.0)

@@ -38,3 +38,9 @@ async def load(request: Request) -> Response:
     return JSONResponse(
         {"server_load": door.num_open, "running": running, "waiting": waiting, "max": door.max_open}
     )
+
+
+async def metrics(request: Request) -> Response:
+    """Prometheus metrics; OpenMetrics for who asks for it. docs/metrics.md explains them."""
+    body, content_type = request.app.state.exposition.text(request.headers.get("accept", ""))
+    return Response(body, headers={"content-type": content_type})

@@ -1,0 +1,63 @@
+"""StepMeter: what is counted while the engine runs. Written by the engine's thread only.
+
+Per token it costs a call and a few dictionary look-ups: the tokens of one step whose predecessors
+came in one step too, which is nearly all of them, are observed together.
+"""
+
+from __future__ import annotations
+
+from headrace.server.histogram import ITL_S, TTFT_S, Histogram
+from headrace.server.job import Job
+
+
+class StepMeter:
+    """Counts tokens and the gaps between them. Times are time.monotonic() in seconds, of the end of
+    the step in which a token was drawn.
+
+    A time to first token counts from the request's arrival, before it was tokenized, once per
+    request. A step that gives a sample k tokens counts as k gaps of a k-th each.
+    """
+
+    def __init__(self) -> None:
+        self.time_to_first_token = Histogram(TTFT_S)
+        self.inter_token_latency = Histogram(ITL_S)
+        self.num_prompt_tokens = 0  # of requests whose prompt is computed
+        self.num_cached_tokens = 0  # of these, taken from memory
+        self.num_output_tokens = 0
+        self.num_streamed_tokens = 0
+        self._now_s = 0.0
+        self._gaps: dict[float, int] = {}
+
+    def begin(self, now_s: float) -> None:
+        """The tokens of a step follow."""
+        self._now_s = now_s
+
+    def tokens(self, job: Job, index: int, count: int) -> None:
+        """Sample `index` of a job got `count` ≥ 1 tokens in this step."""
+        times = job.token_times_s
+        last = times[index]
+        times[index] = self._now_s
+        self.num_output_tokens += count
+        if job.streams:
+            self.num_streamed_tokens += count
+        if not last:
+            if not job.prompt_counted:
+                self.time_to_first_token.observe(self._now_s - job.arrived_s)
+                self.prompt(job)
+        elif count == 1:
+            self._gaps[last] = self._gaps.get(last, 0) + 1
+        else:
+            self.inter_token_latency.observe((self._now_s - last) / count, count)
+
+    def prompt(self, job: Job) -> None:
+        """A job's prompt is computed."""
+        job.prompt_counted = True
+        self.num_prompt_tokens += len(job.prompt)
+        if job.request is not None:
+            self.num_cached_tokens += job.request.num_cached_tokens
+
+    def end(self) -> None:
+        """The step's tokens are told."""
+        for last, count in self._gaps.items():
+            self.inter_token_latency.observe(self._now_s - last, count)
+        self._gaps.clear()
