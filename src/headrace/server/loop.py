@@ -11,6 +11,7 @@ asked to, or when the engine itself breaks (then every request gets an error and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -60,6 +61,7 @@ class EngineLoop:
         self._commands: deque[Command] = deque()
         self._wake = threading.Event()
         self._stopping = False
+        self._broken: Exception | None = None
         self._jobs: dict[int, Job] = {}
         self._results = StepResults()
         self._step_began_s: float | None = None
@@ -126,6 +128,8 @@ class EngineLoop:
     def _put(self, command: Command) -> None:
         self._commands.append(command)
         self._wake.set()
+        if self._broken is not None:
+            self._refuse()
 
     # ---- engine thread ----------------------------------------------------------------------
 
@@ -166,6 +170,9 @@ class EngineLoop:
 
     def _add(self, job: Job) -> None:
         self._num_entered += 1
+        if self._broken is not None:
+            self._results.failed.append((job, self._broken))
+            return
         try:
             request = job.add_to(self.engine)
         except (HeadraceError, ValueError) as error:
@@ -186,6 +193,7 @@ class EngineLoop:
     def _take(self, deltas: list[Delta]) -> None:
         results, jobs, meter = self._results, self._jobs, self.meter
         meter.begin(time.monotonic())
+        ended: dict[int, Job] = {}
         for delta in deltas:
             job = jobs[delta.request_id]
             if delta.token_ids:
@@ -194,14 +202,17 @@ class EngineLoop:
                 results.deltas.append((job, delta))
             if delta.finish_reason is not None:
                 assert job.request is not None
-                if job.request.finished:
-                    self._forget(job, job.request)
+                if job.request.finished:  # its other samples may still follow here
+                    ended[delta.request_id] = job
         meter.end()
+        for request_id, job in ended.items():
+            self._forget(request_id, job)
 
-    def _forget(self, job: Job, request: Request) -> None:
-        if not job.prompt_counted and request.params.max_tokens == 0 and job.cancelled is None:
+    def _forget(self, request_id: int, job: Job) -> None:
+        if not job.prompt_counted and job.params.max_tokens == 0 and job.cancelled is None:
             self.meter.prompt(job)  # all there was to compute
-        self._results.finished.append(self._jobs.pop(request.request_id))
+        del self._jobs[request_id]
+        self._results.finished.append(job)
 
     def _publish(self) -> None:
         results = self._results
@@ -210,6 +221,16 @@ class EngineLoop:
             self._loop.call_soon_threadsafe(self._deliver, results)
 
     def _break(self, error: Exception) -> None:
-        results = StepResults(failed=[(job, error) for job in self._jobs.values()])
+        """Nobody waits for ever: all that is here, and all that still comes, fails."""
+        self._results.failed += [(job, error) for job in self._jobs.values()]
         self._jobs.clear()
-        self._loop.call_soon_threadsafe(self._deliver, results)
+        self._publish()
+        self._broken = error  # from now on the other thread owns everything here
+        self._loop.call_soon_threadsafe(self._refuse)
+
+    def _refuse(self) -> None:
+        """Fails what was submitted to a broken engine; on the asyncio thread."""
+        while self._commands:
+            with contextlib.suppress(Exception):
+                self._commands.popleft()()
+        self._publish()

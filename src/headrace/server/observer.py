@@ -34,10 +34,9 @@ class Observer:
 
 def _level(visit: Visit) -> int:
     """Generating requests and refusals are information, a look at /health is not."""
-    if visit.status >= 500:
-        return logging.WARNING
-    routine = visit.method == "GET" and visit.status < 400
-    return logging.DEBUG if routine else logging.INFO
+    if visit.method == "GET" and (visit.status < 400 or visit.status == 503):
+        return logging.DEBUG
+    return logging.WARNING if visit.status >= 500 else logging.INFO
 
 
 def _log(visit: Visit, level: int) -> None:
