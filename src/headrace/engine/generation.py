@@ -360,9 +360,14 @@ def entry_of(
     return entry
 
 
-#: The request's own doing, unlike the other row errors.
-CANDIDATES_ERROR = "No token can be drawn: every candidate is banned or not allowed."
+def is_request_fault(error: str) -> bool:
+    """Whether a sample's error is the request's own doing: its grammar, its banned ids, its limits
+    against each other. Any other is the model's or the engine's."""
+    return error.startswith(_REQUEST_FAULTS)
+
+
+_REQUEST_FAULTS = ("No token can be drawn:", "The structured output", "min_tokens =")
 _ROW_ERRORS = {
     RowStatus.NON_FINITE: "The model gave logits that are not finite; no token can be drawn.",
-    RowStatus.NO_CANDIDATES: CANDIDATES_ERROR,
+    RowStatus.NO_CANDIDATES: "No token can be drawn: every candidate is banned or not allowed.",
 }

@@ -29,6 +29,8 @@ from headrace.server.job import Job
 from headrace.server.loop import EngineLoop, StepResults
 from headrace.server.metrics import RequestMetrics
 from headrace.server.settings import ServeSettings
+from headrace.structured.compiler import CompiledGrammar, GrammarCompiler
+from headrace.structured.spec import StructuredOutputs
 
 T = TypeVar("T")
 
@@ -59,6 +61,8 @@ class Door:
         self.metrics = RequestMetrics(self.max_model_len)
         self._ticker: asyncio.Task[None] | None = None
         self._long_work = asyncio.Semaphore(MAX_LONG_WORK)
+        self._grammars = GrammarCompiler(model.tokenizer)
+        self._compiling = asyncio.Semaphore(MAX_LONG_WORK)
         self.loop: EngineLoop
 
     def warm_up(self) -> None:
@@ -147,6 +151,11 @@ class Door:
             return work(*arguments, **options)
         except ModelFileError as error:
             raise PromptError(str(error)) from None
+
+    async def compile(self, outputs: StructuredOutputs) -> CompiledGrammar:
+        """The grammar of what an answer must look like. Raises UsageError."""
+        async with self._compiling:
+            return await asyncio.to_thread(self._grammars.compile, outputs)
 
     async def off_loop(self, size: int, work: Callable[[], T]) -> T:
         """Runs work here when it is small, else in a thread, so that streams do not wait."""

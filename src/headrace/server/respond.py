@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Mapping
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headrace.engine.generation import CANDIDATES_ERROR
+from headrace.engine.generation import is_request_fault
 from headrace.errors import HeadraceError
 from headrace.server.errors import ApiError, api_error, invalid
 from headrace.server.flow import Flow
@@ -104,7 +104,7 @@ def problem_of(flow: Flow) -> ApiError | None:
     for job in flow.jobs:
         for generation in job.request.generations if job.request is not None else ():
             if generation.error is not None and generation.finish_reason is not None:
-                if generation.error == CANDIDATES_ERROR:
+                if is_request_fault(generation.error):
                     return invalid(generation.error)
                 if generation.finish_reason.value == "error":
                     return ApiError(500, generation.error)

@@ -17,6 +17,7 @@ from headrace.server.protocol.common import SamplingFields
 from headrace.server.render.answer import AnswerOptions, Renderer, new_id
 from headrace.server.respond import DEADLINE, StreamAnswer, whole_answer
 from headrace.server.visit import visit_of
+from headrace.structured.compiler import CompiledGrammar
 
 #: How much more or less urgent a request may be (engine.admission.rank_of).
 MAX_PRIORITY = 100
@@ -34,8 +35,10 @@ def make_jobs(
     body: SamplingFields,
     arrived_s: float,
     texts: Sequence[str | None] | None = None,
+    grammar: CompiledGrammar | None = None,
 ) -> list[Job]:
-    """One job per prompt; choices are numbered prompt by prompt. Raises ApiError."""
+    """One job per prompt; choices are numbered prompt by prompt. grammar: what each answer has to
+    follow. Raises ApiError."""
     priority = body.priority or 0
     if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         raise invalid(
@@ -52,6 +55,7 @@ def make_jobs(
             first_index=number * params.n,
             streams=bool(body.stream),
             priority=priority,
+            constraint=None if grammar is None else grammar.start(),
         )
         for number, ids in enumerate(prompts)
     ]

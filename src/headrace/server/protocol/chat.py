@@ -7,9 +7,10 @@ from typing import Any
 from pydantic import Field
 
 from headrace.server.protocol.common import Integer, SamplingFields
+from headrace.server.protocol.formats import FormatFields
 
 
-class ChatRequest(SamplingFields):
+class ChatRequest(SamplingFields, FormatFields):
     """See OpenAI's chat completions; the extensions are vLLM's and llama.cpp's."""
 
     messages: list[dict[str, Any]] = Field(

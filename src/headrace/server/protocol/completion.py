@@ -5,9 +5,10 @@ from __future__ import annotations
 from pydantic import Field
 
 from headrace.server.protocol.common import Integer, SamplingFields
+from headrace.server.protocol.formats import FormatFields
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(SamplingFields, FormatFields):
     """See OpenAI's legacy completions; the extensions are vLLM's and llama.cpp's."""
 
     prompt: str | list[str] | list[Integer] | list[list[Integer]] = Field(

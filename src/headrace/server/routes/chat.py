@@ -10,6 +10,7 @@ from headrace.server.conversation import template_options
 from headrace.server.door import Door
 from headrace.server.errors import invalid
 from headrace.server.fields import ignored_fields, sampling_params, truncated
+from headrace.server.formats import answer_grammar
 from headrace.server.protocol.chat import ChatRequest
 from headrace.server.protocol.common import parse
 from headrace.server.render.chat import ChatRenderer
@@ -32,9 +33,10 @@ async def chat_completions(request: Request) -> Response:
         prompt_logprobs=body.prompt_logprobs,
         encode=lambda text: door.tokenizer.encode(text, add_special=False),
     )
+    grammar = await answer_grammar(door, body)
     ids = await prompt_ids(door, body)
     ids = truncated(ids, body.truncate_prompt_tokens, door.max_model_len)
-    jobs = make_jobs([ids], params, body, arrival(request))
+    jobs = make_jobs([ids], params, body, arrival(request), grammar=grammar)
     renderer = ChatRenderer(options, jobs, params.n, num_top)
     return await answer(request, door, jobs, renderer, body, ignored)
 

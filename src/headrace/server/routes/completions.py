@@ -10,6 +10,7 @@ from headrace.server.context import check_model, json_body, open_door
 from headrace.server.door import Door
 from headrace.server.errors import invalid
 from headrace.server.fields import MAX_SAMPLES, ignored_fields, sampling_params, truncated
+from headrace.server.formats import answer_grammar
 from headrace.server.protocol.common import parse
 from headrace.server.protocol.completion import CompletionRequest
 from headrace.server.render.completion import CompletionRenderer
@@ -36,11 +37,12 @@ async def completions(request: Request) -> Response:
     )
     if keep is not None:
         params = params.replace(n=body.best_of)
+    grammar = await answer_grammar(door, body)
     prompts = [
         truncated(await _ids(door, prompt, body), body.truncate_prompt_tokens, door.max_model_len)
         for prompt in prompt_list(body)
     ]
-    jobs = make_jobs(prompts, params, body, arrival(request))
+    jobs = make_jobs(prompts, params, body, arrival(request), grammar=grammar)
     renderer = CompletionRenderer(
         options,
         jobs,
