@@ -73,6 +73,24 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    step_limits: Annotated[
+        bool,
+        typer.Option(
+            help="Measure the machine at start (0.3 s), so that answers and metrics say how close "
+            "they came to its limit."
+        ),
+    ] = True,
+    stall_timeout: Annotated[
+        float, typer.Option(help="A step that takes longer makes /health answer 503, seconds.")
+    ] = 60.0,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
+            show_default=False,
+            help="Send a span per request there (OTLP over HTTP), as http://localhost:4318.",
+        ),
+    ] = None,
     log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     quantize: o.Quantize = None,
@@ -100,6 +118,9 @@ def serve(
         ping_interval_s=ping_interval,
         metrics_prefix=metrics_prefix,
         log_format=log_format,
+        step_limits=step_limits,
+        stall_timeout_s=stall_timeout,
+        otlp_endpoint=otlp_endpoint,
     )
     set_up_logging(log_format, check_level(log_level))
     options = EngineOptions(

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from headrace import __version__
+from headrace.engine.account import StepAccount
 from headrace.engine.config import EngineConfig
 from headrace.engine.core import Engine
 from headrace.engine.model import OpenModel
@@ -24,6 +26,7 @@ from headrace.errors import (
 )
 from headrace.formats.chat_template import ChatTemplate, encode_chat, special_tokens
 from headrace.formats.tokenizer import Tokenizer
+from headrace.limits.step_limits import StepLimits, limits_of
 from headrace.server.flow import Flow
 from headrace.server.job import Job
 from headrace.server.loop import EngineLoop, StepResults
@@ -32,6 +35,7 @@ from headrace.server.settings import ServeSettings
 from headrace.structured.compiler import CompiledGrammar, GrammarCompiler
 from headrace.structured.spec import StructuredOutputs
 
+_LOG = logging.getLogger("headrace.server")
 T = TypeVar("T")
 
 #: Characters that are tokenized at once; longer texts go to a worker thread.
@@ -64,11 +68,12 @@ class Door:
         self._grammars = GrammarCompiler(model.tokenizer)
         self._compiling = asyncio.Semaphore(MAX_LONG_WORK)
         self.loop: EngineLoop
+        self.account: StepAccount
 
     def warm_up(self) -> None:
         """Does once what the first request would otherwise wait for: libraries, tokenizer,
-        template, a step. Raises HeadraceError for a broken template of the user's; a model without
-        one serves completions only."""
+        template, a step. Measures the machine, if wanted. Raises HeadraceError for a broken
+        template of the user's; a model without one serves completions only."""
         message = [{"role": "user", "content": "Hello"}]
         try:
             ids = encode_chat(self.tokenizer, self.template(), message)
@@ -79,10 +84,22 @@ class Door:
         self._engine.add(ids, SamplingParams(max_tokens=2, seed=0))
         while self._engine.has_work:
             self._engine.step()
+        self.account = self._engine.account = StepAccount(self._limits())
+
+    def _limits(self) -> StepLimits | None:
+        """What the machine allows at most, measured now; None where that is not wanted or fails."""
+        if not self.settings.step_limits:
+            return None
+        try:
+            return limits_of(self.model, self._engine.config)
+        except HeadraceError as error:
+            _LOG.warning("answers say nothing about the machine's limit: %s", error)
+            return None
 
     def start(self) -> None:
         """Starts the engine's thread; results arrive on the running asyncio loop."""
         self.loop = EngineLoop(self._engine, asyncio.get_running_loop(), self._deliver)
+        self.account.on_step = self.loop.meter.step
         self.loop.start()
         self._ticker = asyncio.create_task(self._tick())
 

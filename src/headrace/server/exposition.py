@@ -75,6 +75,7 @@ class _Collector(Collector):
         yield from self._state(door)
         yield from self._tokens(door)
         yield from self._requests(door)
+        yield from self._limits(door)
         yield from self._price(door)
 
     # ---- kinds --------------------------------------------------------------------------------
@@ -162,6 +163,10 @@ class _Collector(Collector):
             yield self._histogram(
                 name, "Between two tokens of a sample.", meter.inter_token_latency
             )
+        yield self._histogram(
+            "iteration_tokens_total", "Tokens computed in a step.", meter.step_tokens
+        )
+        yield self._histogram("step_seconds", "Duration of a step.", meter.step_time)
         for name, text in _ZEROS:
             yield self._counter(name, text, 0)
         yield self._counters(
@@ -204,6 +209,23 @@ class _Collector(Collector):
         )  # fmt: skip
         for name, text, histogram in histograms:
             yield self._histogram(name, text, histogram)
+
+    def _limits(self, door: Door) -> Iterator[Metric]:
+        """Of all steps with a known limit."""
+        account = door.account
+        sums = (
+            ("estimated_flops_per_gpu", "Operations that the steps needed; a multiply-add is two.",
+             account.operations),
+            ("estimated_read_bytes_per_gpu", "Bytes that the steps had to read from memory.",
+             account.read_bytes),
+            ("estimated_write_bytes_per_gpu", "Bytes that the steps had to write to memory.",
+             account.written_bytes),
+            ("step_bound_seconds", "The least time in which this machine could do the steps.",
+             account.bound_s),
+            ("step_measured_seconds", "The time that these steps took.", account.step_s),
+        )  # fmt: skip
+        for name, text, value in sums:
+            yield self._counter(name, text, value)
 
     def _price(self, door: Door) -> Iterator[Metric]:
         loop = door.loop

@@ -6,7 +6,8 @@ came in one step too, which is nearly all of them, are observed together.
 
 from __future__ import annotations
 
-from headrace.server.histogram import ITL_S, TTFT_S, Histogram
+from headrace.engine.account import StepRecord
+from headrace.server.histogram import ITL_S, STEP_TOKENS, TTFT_S, Histogram
 from headrace.server.job import Job
 
 
@@ -21,12 +22,19 @@ class StepMeter:
     def __init__(self) -> None:
         self.time_to_first_token = Histogram(TTFT_S)
         self.inter_token_latency = Histogram(ITL_S)
+        self.step_tokens = Histogram(STEP_TOKENS)
+        self.step_time = Histogram(ITL_S)
         self.num_prompt_tokens = 0  # of requests whose prompt is computed
         self.num_cached_tokens = 0  # of these, taken from memory
         self.num_output_tokens = 0
         self.num_streamed_tokens = 0
         self._now_s = 0.0
         self._gaps: dict[float, int] = {}
+
+    def step(self, record: StepRecord) -> None:
+        """A step has been run."""
+        self.step_tokens.observe(record.num_decode_tokens + record.num_prefill_tokens)
+        self.step_time.observe(record.step_s)
 
     def begin(self, now_s: float) -> None:
         """The tokens of a step follow."""

@@ -23,7 +23,9 @@ class ServeSettings:
     drain_timeout_s: how long a stopping server lets requests finish. ping_interval_s: silence in a
     stream after which a comment line is sent. max_body_bytes, max_nesting: of one JSON body.
     max_buffered_deltas: results a slow reader may have waiting before its request pauses.
-    stall_timeout_s: how long a step may take before `/health` reports it.
+    stall_timeout_s: how long a step may take before `/health` reports it. step_limits: the machine
+    is measured at start, so that answers can say how close they came to its limit. otlp_endpoint:
+    URL that spans are sent to, None = none.
     """
 
     served_model_names: tuple[str, ...]
@@ -41,6 +43,8 @@ class ServeSettings:
     stall_timeout_s: float = 60.0
     metrics_prefix: str = "headrace"
     log_format: str = "text"
+    step_limits: bool = True
+    otlp_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         if not self.served_model_names or not all(self.served_model_names):
@@ -58,7 +62,8 @@ class ServeSettings:
         for field in fields(self):
             value = getattr(self, field.name)
             least = 0 if field.name in ("port", "max_queued_requests", "drain_timeout_s") else 1e-3
-            if isinstance(value, int | float) and not value >= least:
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if number and not value >= least:
                 name = field.name.removesuffix("_s").replace("_", "-")
                 raise UsageError(f"--{name} must be at least {least:g}, not {value}.")
 

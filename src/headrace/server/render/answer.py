@@ -129,6 +129,9 @@ def timings(jobs: Sequence[Job]) -> dict[str, Any]:
         "computed_n": sum(m.num_computed_tokens for m in metrics),
         "preemptions": sum(m.num_preemptions for m in metrics),
     }
+    if slowest.bound_s is not None and slowest.step_s:
+        result["bound_ms"], result["step_ms"] = _ms(slowest.bound_s), _ms(slowest.step_s)
+        result["bound_fraction"] = round(slowest.bound_s / slowest.step_s, 4)
     if slowest.cache_note is not None:
         result["cache_note"] = slowest.cache_note
     return result
