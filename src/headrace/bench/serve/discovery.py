@@ -69,21 +69,28 @@ async def exact_chats(
 
 
 async def _exact(client: Client, model: str, prompt: Prompt) -> tuple[Prompt, bool]:
+    """Walks along the line through the last two counts; words of common vocabularies are one token
+    each, so that the second try is right."""
     assert prompt.num_prompt is not None
     message = prompt.content[0]
     assert isinstance(message, dict)
     words = str(message["content"]).split()
-    for _ in range(6):
-        messages = [message | {"content": " ".join(words)}]
+    size, slope, before = len(words), 1.0, None
+    for _ in range(8):
+        text = " ".join(words[i % len(words)] for i in range(size))
+        messages = [message | {"content": text}]
         count = await _count(client, model, messages)
         if count is None:
-            return prompt, False
-        missing = prompt.num_prompt - count
-        if missing == 0:
+            break
+        if count == prompt.num_prompt:
             return replace(prompt, content=messages), True
-        if missing < 0 and len(words) + missing < 1:
-            break  # the template alone is longer than that
-        words = words[:missing] if missing < 0 else words + (words * missing)[:missing]
+        if before is not None and before[0] != size:
+            slope = max((count - before[1]) / (size - before[0]), 0.1)
+        before = (size, count)
+        step = round((prompt.num_prompt - count) / slope)
+        size = max(size + (step or (1 if count < prompt.num_prompt else -1)), 1)
+        if size == before[0]:  # one word and the template are longer than that
+            break
     return prompt, False
 
 

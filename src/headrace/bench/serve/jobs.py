@@ -23,15 +23,15 @@ ENDPOINTS = (COMPLETIONS, CHAT)
 class UsageOption(Enum):
     """What `stream_options` asks for: the end of every body."""
 
-    CONTINUOUS = '"stream_options":{"include_usage":true,"continuous_usage_stats":true}'
-    TOTAL = '"stream_options":{"include_usage":true}'
-    NONE = '"stream":true'
+    CONTINUOUS = ',"stream_options":{"include_usage":true,"continuous_usage_stats":true}}'
+    TOTAL = ',"stream_options":{"include_usage":true}}'
+    NONE = "}"
 
     @property
     def words(self) -> tuple[str, ...]:
         """A refusal that names one of them means this option."""
         return {
-            UsageOption.CONTINUOUS: ("continuous_usage_stats",),
+            UsageOption.CONTINUOUS: ("continuous_usage_stats", "stream_options"),
             UsageOption.TOTAL: ("stream_options", "include_usage"),
             UsageOption.NONE: (),
         }[self]
@@ -58,7 +58,7 @@ class Negotiation:
 
     def whole(self, job: Job) -> bytes:
         """The job's body with the option."""
-        return job.body + b"," + self.option.value.encode() + b"}"
+        return job.body + self.option.value.encode()
 
     def lower(self, sent: UsageOption, answer: str) -> bool:
         """After a 400: whether the answer is about the option that was sent, so that sending again
@@ -69,7 +69,7 @@ class Negotiation:
             both = "stream_options" in answer and "continuous_usage_stats" not in answer
             last = sent is UsageOption.TOTAL or both
             self.option = UsageOption.NONE if last else UsageOption.TOTAL
-            self.refused.append(sent.value)
+            self.refused.append(sent.name.lower())
         return True
 
 

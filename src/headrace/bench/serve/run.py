@@ -97,13 +97,13 @@ async def _measured(driver: Driver, jobs: Sequence[Job], wanted: Wanted, watch: 
     """The run itself. A cancellation (Ctrl-C) ends it with what there is."""
     client = driver.client
     load = wanted.load
+    client.effort.reset()
     if jobs and jobs[0].due_s is None:
         try:
             await client.warm(min(load.max_concurrency or len(jobs), len(jobs)))
         except RequestFailed as failure:
             raise EndpointError(f"{wanted.target.url}: {failure.detail}.") from None
     conditions = host_conditions()
-    client.effort.reset()
     progress = Progress(len(jobs))
     watcher = asyncio.create_task(_watch(progress, watch))
     interrupted = False
