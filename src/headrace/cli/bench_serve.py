@@ -168,7 +168,8 @@ def bench_serve(
     if save_result is not None:
         _check_writable(save_result)
 
-    from headrace.bench.serve.report import default_rows, render, to_dict
+    from headrace.bench.serve.report import default_rows, render
+    from headrace.bench.serve.result import to_dict
 
     with LiveLine(sys.stderr) as line:
         outcome = run_load(wanted, line.show)

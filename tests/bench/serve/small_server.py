@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 #: (server, path, body, writer) → writes an answer, or leaves without one.
@@ -31,6 +33,9 @@ class SmallServer:
                 length = int(self.headers.get("content-length", 0))
                 body = json.loads(await reader.readexactly(length)) if length else {}
                 path = first.split()[1]
+                if path == "/metrics":
+                    writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+                    continue
                 self.requests.append((path, body))
                 await self.answer(self, path, body, writer)
                 await writer.drain()
@@ -40,18 +45,28 @@ class SmallServer:
 
 
 @contextlib.contextmanager
-def serving(answer: Answer) -> Iterator[SmallServer]:
-    """Listens on 127.0.0.1 while it is open."""
+def serving(answer: Answer, certificate: Path | None = None) -> Iterator[SmallServer]:
+    """Listens on 127.0.0.1 while it is open. certificate: a file with key and certificate, for
+    TLS."""
     server = SmallServer(answer)
     ready = threading.Event()
     loop = asyncio.new_event_loop()
 
     async def run() -> None:
-        listener = await asyncio.start_server(server.handle, "127.0.0.1", 0)
-        server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        tls = None
+        if certificate is not None:
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(certificate)
+        listener = await asyncio.start_server(server.handle, "127.0.0.1", 0, ssl=tls)
+        server.url = (
+            f"{'https' if tls else 'http'}://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        )
         ready.set()
         async with listener:
             await stop.wait()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.sleep(0)
 
     stop = asyncio.Event()
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()), daemon=True)

@@ -17,7 +17,7 @@ from bench.serve.virtual import (
 )  # fmt: skip
 from headrace.bench.serve.jobs import CHAT, COMPLETIONS
 from headrace.bench.serve.plan import Data, Load, Wanted
-from headrace.bench.serve.report import to_dict
+from headrace.bench.serve.result import to_dict
 from headrace.bench.serve.run import Outcome, measure
 from headrace.bench.serve.target import Target
 

@@ -5,16 +5,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.serve.small_server import SmallServer, serving
-from bench.serve.virtual import END, HEAD, MODELS, event, response, text, usage_chunk
+from bench.serve.virtual import (
+    END,
+    HEAD,
+    MODELS,
+    event,
+    response,
+    run_virtual,
+    text,
+    usage_chunk,
+)  # fmt: skip
 from headrace.bench.serve.jobs import CHAT, COMPLETIONS
 from headrace.bench.serve.plan import Data, Load, Wanted
-from headrace.bench.serve.report import to_dict
-from headrace.bench.serve.run import run_load
+from headrace.bench.serve.result import to_dict
+from headrace.bench.serve.run import measure, run_load
 from headrace.bench.serve.target import parse_target
 from headrace.errors import EndpointError, UsageError
 
@@ -159,6 +169,33 @@ def test_a_body_that_only_the_end_of_the_connection_ends() -> None:
         assert report["completed"] == 4
         assert report["token_sources"] == {"chunks counted: the server reports no usage": 4}
         assert any("counted chunks" in warning for warning in report["warnings"])
+
+
+def test_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate = Path(__file__).parent / "localhost.pem"
+    with serving(answering(GOOD, every=1), certificate) as server:
+        assert server.url.startswith("https://")
+        with pytest.raises(EndpointError, match="certificate verify failed"):
+            load(server.url)
+        assert load(server.url, verify=False)["completed"] == 4
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert load(server.url)["completed"] == 4
+
+
+def test_the_servers_cpu_time_where_it_tells() -> None:
+    lines = b"# HELP process_cpu_seconds_total x\nprocess_cpu_seconds_total %d.5\nother 3\n"
+    for text_, expected in ((lines, 1.0), (b"other 3\n", None), (b"\xff", None)):
+        count = iter(range(9))
+
+        def script(request: bytes, text_: bytes = text_, count: Any = count) -> Any:
+            if b"/metrics" in request:
+                body = text_ % next(count) if b"%d" in text_ else text_
+                return [(0.0, response(body))]
+            return [(0.0, MODELS if request.startswith(b"GET") else GOOD)]
+
+        wanted = Wanted(parse_target("http://scripted"), Data(count=1), Load(), COMPLETIONS)
+        outcome = run_virtual(script, lambda client, w=wanted: measure(client, w, lambda _: None))
+        assert outcome.server_cpu_s == expected
 
 
 # ---- what is sent -------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,10 @@ from headrace.bench.serve.dataset import Prompt
 from headrace.bench.serve.failures import RequestFailed
 from headrace.bench.serve.timeline import error_message_of
 from headrace.errors import EndpointError
+
+_CPU_SECONDS = re.compile(
+    rb"^process_cpu_seconds_total(?:\{[^}\n]*\})? +([0-9.e+]{1,30})\s*$", re.M
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,20 @@ def _num_ids(entry: dict[str, Any]) -> int | None:
     meta = entry.get("meta")
     value = meta.get("n_vocab") if isinstance(meta, dict) else None
     return value if isinstance(value, int) and value > 1 else None
+
+
+async def server_cpu_s(client: Client) -> float | None:
+    """CPU seconds of the server's process so far, where its /metrics say them (the standard
+    collector of Prometheus clients does)."""
+    try:
+        status, body = await fetch(client, "GET", "/metrics", timeout_s=5.0)
+    except RequestFailed:
+        return None
+    found = _CPU_SECONDS.search(body) if status == 200 else None
+    try:
+        return float(found[1]) if found else None
+    except ValueError:
+        return None
 
 
 async def exact_chats(

@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.bench.host import host_conditions
 from headrace.bench.serve.client import Client
-from headrace.bench.serve.discovery import find_model
+from headrace.bench.serve.discovery import find_model, server_cpu_s
 from headrace.bench.serve.driver import Driver, Progress
 from headrace.bench.serve.failures import RequestFailed
 from headrace.bench.serve.jobs import BodyOptions, Job, Negotiation, make_jobs
@@ -29,7 +29,8 @@ _WATCH_S = 0.5
 @dataclass(slots=True)
 class Outcome:
     """What a run gave. summary: None when nothing ended. abandoned: requests that an interrupt
-    found in flight; not_sent: those that it found waiting."""
+    found in flight; not_sent: those that it found waiting. server_cpu_s: CPU time of the server
+    during the run (None = its /metrics do not say)."""
 
     wanted: Wanted
     model: str
@@ -40,6 +41,7 @@ class Outcome:
     interrupted: bool = False
     abandoned: int = 0
     not_sent: int = 0
+    server_cpu_s: float | None = None
 
 
 def run_load(wanted: Wanted, watch: Watch = lambda text: None) -> Outcome:
@@ -104,6 +106,7 @@ async def _measured(driver: Driver, jobs: Sequence[Job], wanted: Wanted, watch: 
         except RequestFailed as failure:
             raise EndpointError(f"{wanted.target.url}: {failure.detail}.") from None
     conditions = host_conditions()
+    cpu_before = await server_cpu_s(client)
     progress = Progress(len(jobs))
     watcher = asyncio.create_task(_watch(progress, watch))
     interrupted = False
@@ -122,6 +125,8 @@ async def _measured(driver: Driver, jobs: Sequence[Job], wanted: Wanted, watch: 
         gc.enable()
         gc.unfreeze()
         watcher.cancel()
+    told = cpu_before is not None and not interrupted
+    cpu_after = await server_cpu_s(client) if told else None
     records = progress.records
     summary = summarise(records, wanted.percentiles, wanted.targets) if records else None
     delays = [r.start_ns - r.scheduled_ns for r in records if r.scheduled_ns is not None]
@@ -136,6 +141,7 @@ async def _measured(driver: Driver, jobs: Sequence[Job], wanted: Wanted, watch: 
         interrupted,
         abandoned=progress.started - len(records),
         not_sent=len(jobs) - progress.started,
+        server_cpu_s=None if cpu_before is None or cpu_after is None else cpu_after - cpu_before,
     )
 
 
