@@ -7,8 +7,19 @@ from collections.abc import Iterator
 import pytest
 from live_server import LiveServer, serving
 
+API_KEY = "a-key-for-tests"
+
 
 @pytest.fixture(scope="session")
 def smollm2() -> Iterator[LiveServer]:
     with serving("smollm2-135m", "--max-model-len", "1024") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def guarded() -> Iterator[LiveServer]:
+    """A context of 512 tokens, two sequences at once, a queue of two, an API key."""
+    limits = ("--max-model-len", "512", "--max-num-seqs", "2", "--max-queued-requests", "2")
+    with serving("smollm2-135m", *limits, env={"HEADRACE_API_KEY": API_KEY}) as server:
+        server.http.headers["authorization"] = f"Bearer {API_KEY}"
         yield server

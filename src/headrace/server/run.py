@@ -32,6 +32,9 @@ GOODBYE_S = 2.0
 #: The asyncio thread gives the interpreter up to a finished step after so many seconds at most.
 SWITCH_INTERVAL_S = 0.0005
 
+#: Connections that may wait to be accepted.
+BACKLOG = 2048
+
 #: Opens a model and builds its engine; may take long, runs in a thread of its own.
 Load = Callable[[], tuple[OpenModel, Engine]]
 
@@ -54,7 +57,7 @@ def serve(settings: ServeSettings, load: Load, *, template: str | None = None) -
         server_header=False,
         timeout_keep_alive=65,
         timeout_graceful_shutdown=5,
-        backlog=2048,
+        backlog=BACKLOG,
     )
     run = _Run(context, _Server(config), load, template)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
@@ -103,7 +106,10 @@ class _Run:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
-        loading = asyncio.create_task(self._open(listener.getsockname()))
+        host, port = listener.getsockname()[:2]
+        listener.listen(BACKLOG)  # from here on clients connect; they read 503 while it loads
+        _LOG.info("listening", extra={"url": f"http://{_shown(host)}:{port}"})
+        loading = asyncio.create_task(self._open())
         try:
             await self._server.serve(sockets=[listener])
         finally:
@@ -111,7 +117,7 @@ class _Run:
             if self._context.door is not None:
                 self._context.door.close()
 
-    async def _open(self, address: tuple[str, int]) -> None:
+    async def _open(self) -> None:
         settings, began = self._context.settings, time.monotonic()
         try:
             model, engine = await asyncio.to_thread(self._load)
@@ -127,9 +133,8 @@ class _Run:
         door.start()
         self._context.door = door
         _LOG.info(
-            "%s at http://%s:%d/v1, loaded in %.1f s: %s",
-            settings.model_name, _shown(address[0]), address[1], time.monotonic() - began,
-            engine.config.describe(),
+            "%s is ready, loaded in %.1f s: %s",
+            settings.model_name, time.monotonic() - began, engine.config.describe(),
         )  # fmt: skip
 
     def _signalled(self) -> None:
