@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
 from live_server import LiveServer, serving
 
 API_KEY = "a-key-for-tests"

@@ -9,6 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+
 from live_server import LiveServer
 
 pytestmark = pytest.mark.models

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from live_server import LiveServer
 
 from headrace.engine.model import OpenModel, open_model
+from live_server import LiveServer
 
 pytestmark = pytest.mark.models
 
