@@ -5,9 +5,10 @@
 Drives `LLM.generate` on a real model with its real tokenizer, and splits the wall time of every
 step that only decodes into parts. Native time (the step program, the sampler's arithmetic) is taken
 out of the parts in which it happens. Kinds of request: greedy; seeded sampling with stop strings;
-the same with 5 logprobs. Microseconds per step, medians; gap: what a step costs beyond its program,
-sampling included. --check: exit status 1 when the sum of the parts is above the aim at batch 1
-(100 µs) or 32 (400 µs), for the requests without logprobs.
+the same with 5 logprobs; greedy under a JSON schema (its masks are a column of
+their own). Microseconds per step, medians; gap: what a step costs beyond its program, sampling and
+masks included. --check: exit status 1 when the sum of the parts is above the aim at batch 1 (100
+µs) or 32 (400 µs), for the requests with neither logprobs nor masks.
 """
 
 from __future__ import annotations
@@ -21,18 +22,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from headrace import LLM, SamplingParams
+from headrace import LLM, SamplingParams, StructuredOutputs
 from headrace.engine import sampler
 
 AIMS_US = {1: 100.0, 32: 400.0}
 #: In the order of a step. loop: LLM.generate outside Engine.step.
 PARTS = ("schedule", "prepare", "run", "draw", "commit", "loop")
-NATIVE = ("program", "sample")  # the step program; the sampler's arithmetic
+NATIVE = ("program", "sample", "mask")  # the step program; the sampler's arithmetic; masks
 _SEEDED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "stop": ["<<<STOP>>>", "\n\n\n\n"]}
+#: JSON that goes on for as long as it is asked for.
+_PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer", "maximum": 120}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+_PEOPLE = {"type": "array", "items": _PERSON, "minItems": 10_000}
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "seeded": _SEEDED,
     "logprobs": {**_SEEDED, "logprobs": 5},
+    "schema": {"temperature": 0.0, "structured_outputs": StructuredOutputs(json=_PEOPLE)},
 }
 
 
@@ -113,6 +123,7 @@ def instrumented(llm: LLM) -> Iterator[Clock]:
         (engine._preparer, "build"): "prepare",
         (executor, "run"): "run",
         (engine._drawing, "_draw_tokens"): "draw",
+        (engine._drawing, "_masks"): "mask",
         (engine, "step"): "commit",
     }
     for (owner, name), part in timed.items():
@@ -153,7 +164,8 @@ def show(rows: list[dict[str, Any]]) -> None:
         figures = [f"{row[part]:.0f}" for part in (*PARTS, "sum")]
         aim = "-" if row["aim"] is None else f"{row['aim']:.0f}"
         native = [row[part] for part in NATIVE]
-        gap = f"{100 * (row['sum'] + row['sample']) / row['program']:.1f} %"
+        beyond = row["sum"] + row["sample"] + row["mask"]
+        gap = f"{100 * beyond / row['program']:.1f} %"
         cells = [
             row["kind"],
             str(row["batch"]),
@@ -180,7 +192,7 @@ def main() -> int:
     for kind in args.kinds.split(","):
         for batch in batches:
             figures = measure(llm, batch, kind, args.steps)
-            aim = None if kind == "logprobs" else AIMS_US.get(batch)
+            aim = None if kind in ("logprobs", "schema") else AIMS_US.get(batch)
             rows.append({"kind": kind, "batch": batch, "aim": aim, **figures})
     if args.json:
         print(json.dumps({"model": args.model, "unit": "us", "rows": rows}, indent=1))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 #: Compiled grammars that are kept, least recently used out first.
-MAX_KEPT = 32
+MAX_KEPT = 16
 
 T = TypeVar("T")
 

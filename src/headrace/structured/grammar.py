@@ -25,6 +25,7 @@ _JSON_OPTIONS: dict[str, Any] = {
     "coerce_one_of": False,
 }
 _SCHEMA = re.compile(r"%json\s*(?=\{)")
+_TEMPERATURE = re.compile(r"\w\[[^\]\n]*\btemperature\s*=")
 _RULE = re.compile(r"(?m)^[ \t]*[?!]?\w[\w-]*[ \t]*(\[[^\n]*?\][ \t]*)?(:|::=)")
 
 
@@ -41,6 +42,8 @@ def grammar_text(spec: StructuredOutputs) -> str:
         limits.check_size("regex", spec.regex, limits.MAX_REGEX_BYTES)
         return str(_library().grammar_from_regex(spec.regex))
     if spec.choice is not None:
+        for text in spec.choice:
+            limits.check_size("choice (one of them)", text, limits.MAX_LITERAL_BYTES)
         words = " | ".join(lark_string(text) for text in spec.choice)
         limits.check_size("choice", words, limits.MAX_CHOICE_BYTES)
         return str(_library().grammar_from_lark(f"start: CHOICE\nCHOICE: {words}\n"))
@@ -80,6 +83,10 @@ def _from_schema(schema: Any) -> str:
 
 def _from_grammar(text: str) -> str:
     limits.check_size("grammar", text, limits.MAX_GRAMMAR_BYTES)
+    if _TEMPERATURE.search(text):
+        raise UsageError(
+            "structured_outputs.grammar sets a temperature, which only the request's own can do."
+        )
     if len(_RULE.findall(text)) > limits.MAX_RULES:
         raise UsageError(f"structured_outputs.grammar has more than {limits.MAX_RULES:,} rules.")
     return str(_library().grammar_from_lark(_compact_schemas(_to_lark(text))))

@@ -19,6 +19,7 @@ MAX_GRAMMAR_BYTES = 128 * 1024
 MAX_LINE_BYTES = 8 * 1024  # of a grammar, its schemas aside: bounds a regex
 MAX_REGEX_BYTES = 8 * 1024
 MAX_CHOICE_BYTES = 128 * 1024
+MAX_LITERAL_BYTES = 8 * 1024  # of a text in a schema or choice: what is forced is read ahead
 MAX_DEPTH = 100  # of nested values in a schema
 MAX_PATH = 8_000  # (distinct references + 1) · depth: the longest way of the compiler
 MAX_RULES = 5_000
@@ -32,7 +33,7 @@ def parser_limits() -> LLParserLimits:
     from llguidance import LLParserLimits
 
     return LLParserLimits(
-        initial_lexer_fuel=300_000,
+        initial_lexer_fuel=200_000,
         step_lexer_fuel=200_000,
         step_max_items=50_000,
         max_lexer_states=50_000,
@@ -60,8 +61,12 @@ def check_schema(schema: Any, field: str) -> None:
             raise UsageError(
                 f"structured_outputs.{field} holds a schema nested deeper than {MAX_DEPTH} values."
             )
+        if isinstance(value, str):
+            check_size(f"{field} (a text in the schema)", value, MAX_LITERAL_BYTES)
         if isinstance(value, dict):
             _check_patterns(value, field)
+            for name in value:
+                check_size(f"{field} (a name in the schema)", name, MAX_LITERAL_BYTES)
             if isinstance(value.get("$ref"), str):
                 references.add(value["$ref"])
     if (len(references) + 1) * depth > MAX_PATH:
