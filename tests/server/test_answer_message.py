@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.server.parsing.answer import AnswerFormat
-from headrace.server.parsing.message import delta, message
+from headrace.server.parsing.message import delta_of, message_of
 from headrace.server.parsing.pieces import Piece
 
 FORM = AnswerFormat("hermes", "tagged", ("weather", "time"))
@@ -47,7 +47,7 @@ def client_join(deltas: list[dict[str, Any]]) -> dict[str, Any]:
 
 def test_the_message_of_a_whole_answer() -> None:
     [pieces, end] = parts(TEXT, [])
-    assert message(pieces + end) == {
+    assert message_of(pieces + end) == {
         "role": "assistant",
         "content": "Let me look.",
         "reasoning_content": "Two calls.",
@@ -64,14 +64,14 @@ def test_the_message_of_a_whole_answer() -> None:
 
 def test_content_is_null_only_beside_calls() -> None:
     [pieces, _] = parts(TEXT[TEXT.index("<tool_call>") :], [])
-    assert message(pieces)["content"] is None
-    assert message([]) == {"role": "assistant", "content": ""}
+    assert message_of(pieces)["content"] is None
+    assert message_of([]) == {"role": "assistant", "content": ""}
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 30), max_size=30))
 def test_deltas_joined_are_the_message(cuts: list[int]) -> None:
     pieces = parts(TEXT, cuts)
-    deltas = [delta(part) for part in pieces if part]
-    assert client_join(deltas) == message([piece for part in pieces for piece in part])
-    assert delta([]) == {}
+    deltas = [delta_of(part) for part in pieces if part]
+    assert client_join(deltas) == message_of([piece for part in pieces for piece in part])
+    assert delta_of([]) == {}

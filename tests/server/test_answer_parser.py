@@ -114,6 +114,16 @@ GOLDEN: dict[str, tuple[AnswerFormat, str, list[Piece]]] = {
         '<tool_call>\n{"name": "time", "arguments": {}}}\n</tool_call>',
         call(0, "time", "{}"),
     ),
+    "doubled braces": (
+        HERMES,
+        f'{{{{"name": "weather", "arguments": {OSLO}}}}}\n',
+        call(0, "weather", OSLO),
+    ),
+    "doubled braces between tags": (
+        HERMES,
+        tagged("weather", OSLO).replace("\n{", "\n{{").replace("}\n", "} }\n"),
+        call(0, "weather", OSLO),
+    ),
     "missing brace": (
         HERMES,
         '<tool_call>\n{"name": "time", "arguments": {}\n</tool_call>',

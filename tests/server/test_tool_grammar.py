@@ -7,7 +7,7 @@ import itertools
 import json
 import random
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import jsonschema
@@ -22,10 +22,11 @@ from headrace.formats.sources import resolve
 from headrace.formats.tokenizer import Tokenizer
 from headrace.formats.tokenizer_load import load_tokenizer
 from headrace.server.parsing.answer import AnswerFormat
-from headrace.server.parsing.message import message
+from headrace.server.parsing.message import message_of
 from headrace.server.parsing.reasoning import ReasoningFormat
 from headrace.server.parsing.tool_grammar import MAX_CALLS, tool_grammar
 from headrace.server.parsing.tool_request import ToolRequest, read_tools
+from headrace.structured.grammar import lark_string, lark_token
 
 Form = Literal["hermes", "json"]
 FORMS: list[Form] = ["hermes", "json"]
@@ -64,10 +65,16 @@ def tagged(*calls: str) -> str:
 
 
 class Vocabulary:
-    """llguidance over one tokenizer. encode: as the grammar's writer uses it."""
+    """llguidance over one tokenizer. encode: text → ids; tag: as the grammar's writer takes it."""
 
-    def __init__(self, ll: LLTokenizer, encode: Callable[[str], list[int]], eos: set[int]) -> None:
-        self.ll, self.encode, self.eos = ll, encode, eos
+    def __init__(
+        self,
+        ll: LLTokenizer,
+        encode: Callable[[str], list[int]],
+        tag: Callable[[str], str],
+        eos: set[int],
+    ) -> None:
+        self.ll, self.encode, self.tag, self.eos = ll, encode, tag, eos
 
     def matcher(self, grammar: str) -> LLMatcher:
         matcher = LLMatcher(self.ll, grammar, log_level=0)
@@ -96,7 +103,8 @@ class Vocabulary:
 @cache
 def byte_vocabulary() -> Vocabulary:
     ll = LLTokenizer("byte")
-    return Vocabulary(ll, lambda text: list(text.encode()), set(ll.eos_tokens) | {ll.eos_token})
+    ends = set(ll.eos_tokens) | {ll.eos_token}
+    return Vocabulary(ll, lambda text: list(text.encode()), lark_string, ends)
 
 
 @cache
@@ -104,7 +112,8 @@ def real(alias: str) -> tuple[Vocabulary, Tokenizer]:
     tokenizer = load_tokenizer(open_checkpoint(resolve(alias)))
     eos = list(tokenizer.eos_ids)
     ll = LLTokenizer(tokenizer.to_json(), n_vocab=tokenizer.num_ids, eos_token=eos)
-    return Vocabulary(ll, lambda t: tokenizer.encode(t, add_special=False), set(eos)), tokenizer
+    encode = partial(tokenizer.encode, add_special=False)
+    return Vocabulary(ll, encode, partial(lark_token, tokenizer), set(eos)), tokenizer
 
 
 ACCEPTED: list[tuple[Form, Any, bool | None, str, bool]] = [
@@ -147,7 +156,7 @@ def test_what_is_accepted(
     form: Form, choice: Any, parallel: bool | None, text: str, want: bool
 ) -> None:
     vocabulary = byte_vocabulary()
-    grammar = tool_grammar(asked(choice, parallel), form, vocabulary.encode)
+    grammar = tool_grammar(asked(choice, parallel), form, vocabulary.tag)
     assert vocabulary.accepts(grammar, text) == want
 
 
@@ -163,7 +172,7 @@ def test_reasoning_comes_first(form: Form) -> None:
         ("opened", calls, False),
         ("none", f"<think></think>{calls}", False),
     ):
-        grammar = tool_grammar(asked("now"), form, vocabulary.encode, kind)
+        grammar = tool_grammar(asked("now"), form, vocabulary.tag, kind)
         assert vocabulary.accepts(grammar, text) == want, (kind, text)
 
 
@@ -172,7 +181,7 @@ def check(form: Form, request: ToolRequest, kind: ReasoningFormat, text: str) ->
     count = itertools.count()
     names = tuple(f.name for f in request.callable)
     reader = AnswerFormat(form, kind, names, request.parallel).parser(lambda: f"c{next(count)}")
-    answer = message([*reader.push(text), *reader.finish()])
+    answer = message_of([*reader.push(text), *reader.finish()])
     assert answer["content"] is None, text
     calls = answer["tool_calls"]
     assert len(calls) == reader.num_complete
@@ -189,7 +198,7 @@ def check(form: Form, request: ToolRequest, kind: ReasoningFormat, text: str) ->
 def test_random_paths_are_read_completely(form: Form, choice: str, kind: ReasoningFormat) -> None:
     vocabulary = byte_vocabulary()
     request = asked(choice)
-    grammar = tool_grammar(request, form, vocabulary.encode, kind)
+    grammar = tool_grammar(request, form, vocabulary.tag, kind)
     rng, ended = random.Random(f"{form} {choice} {kind}"), 0
     opening = {"none": "", "tagged": "<think>I think.</think>\n", "opened": "So.\n</think>\n\n"}
     for _ in range(12):
@@ -219,7 +228,7 @@ def random_tokens(found: tuple[Vocabulary, Tokenizer], form: Form) -> None:
     rng, ended = random.Random(form), 0
     for choice, parallel in (("required", None), ("required", False), ("get_weather", None)):
         request = asked(choice, parallel)
-        grammar = tool_grammar(request, form, vocabulary.encode)
+        grammar = tool_grammar(request, form, vocabulary.tag)
         for _ in range(8):
             ids, whole = vocabulary.sample(vocabulary.matcher(grammar), rng, 400)
             if whole:
@@ -234,7 +243,7 @@ def test_qwen_s_tags_are_its_own_tokens() -> None:
     """The tag is one token, special to llguidance: spelt out in letters it would be refused, and a
     model that was trained on the token would be held off it."""
     vocabulary, _ = real("qwen2.5-coder-0.5b")
-    grammar = tool_grammar(asked("now"), "hermes", vocabulary.encode)
+    grammar = tool_grammar(asked("now"), "hermes", vocabulary.tag)
     [opening] = vocabulary.encode("<tool_call>")
     assert f"<[{opening}]>" in grammar
     assert vocabulary.accepts(grammar, tagged(NOW))
@@ -282,7 +291,7 @@ def test_any_schema_s_random_calls_fit_it(
     schema = {"type": "object", "properties": properties, "required": sorted(properties)[:1]}
     request = read_tools([tool("f", schema)], "required", False)
     vocabulary = byte_vocabulary()
-    matcher = vocabulary.matcher(tool_grammar(request, form, vocabulary.encode))
+    matcher = vocabulary.matcher(tool_grammar(request, form, vocabulary.tag))
     ids, whole = vocabulary.sample(matcher, random.Random(seed), 800)
     if whole:
         assert check(form, request, "none", bytes(ids).decode()) == 1

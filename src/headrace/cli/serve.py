@@ -66,6 +66,18 @@ def serve(
     metrics_prefix: Annotated[
         str, typer.Option(help="Prefix of the metrics' names; vllm for existing dashboards.")
     ] = "headrace",
+    tool_call_parser: Annotated[
+        str,
+        typer.Option(
+            help="How tool calls are read: auto (asks the chat template), hermes, json or none."
+        ),
+    ] = "auto",
+    reasoning_parser: Annotated[
+        str,
+        typer.Option(
+            help="How reasoning is told from answers: auto (asks the chat template), think or none."
+        ),
+    ] = "auto",
     allow_origin: Annotated[
         list[str] | None,
         typer.Option(
@@ -117,6 +129,8 @@ def serve(
         drain_timeout_s=drain_timeout,
         ping_interval_s=ping_interval,
         metrics_prefix=metrics_prefix,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
         log_format=log_format,
         step_limits=step_limits,
         stall_timeout_s=stall_timeout,

@@ -24,13 +24,19 @@ from headrace.errors import (
     PromptError,
     QueueFullError,
 )
-from headrace.formats.chat_template import ChatTemplate, encode_chat, special_tokens
+from headrace.formats.chat_template import (
+    MAX_SOURCE,
+    ChatTemplate,
+    encode_chat,
+    special_tokens,
+)
 from headrace.formats.tokenizer import Tokenizer
 from headrace.limits.step_limits import StepLimits, limits_of
 from headrace.server.flow import Flow
 from headrace.server.job import Job
 from headrace.server.loop import EngineLoop, StepResults
 from headrace.server.metrics import RequestMetrics
+from headrace.server.parsing.tool_style import ToolStyle, tool_style
 from headrace.server.settings import ServeSettings
 from headrace.structured.compiler import CompiledGrammar, GrammarCompiler
 from headrace.structured.spec import StructuredOutputs
@@ -58,6 +64,7 @@ class Door:
         self._engine = engine
         self._template_override = template
         self._template: ChatTemplate | None = None
+        self._tool_style: ToolStyle | None = None
         self.fingerprint = f"headrace-{__version__}-{_short_hash(model)}"
         self.max_open = engine.config.max_num_seqs + settings.max_queued_requests
         self._flows: dict[Job, Flow] = {}
@@ -76,7 +83,9 @@ class Door:
         template of the user's; a model without one serves completions only."""
         message = [{"role": "user", "content": "Hello"}]
         try:
-            ids = encode_chat(self.tokenizer, self.template(), message)
+            template = self.template()
+            ids = encode_chat(self.tokenizer, template, message)
+            self._tool_style = tool_style(template, self.settings.tool_call_parser)
         except HeadraceError:
             if self._template_override is not None:
                 raise
@@ -127,6 +136,13 @@ class Door:
             raise PromptError(str(error)) from None
         return self._template
 
+    async def tool_style(self, template: ChatTemplate) -> ToolStyle:
+        """How this template does tools; known beforehand for the model's own."""
+        if template is self._template and self._tool_style is not None:
+            return self._tool_style
+        parser = self.settings.tool_call_parser
+        return await self.off_loop(MAX_SOURCE, lambda: tool_style(template, parser))
+
     async def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """Ids of a text; one that no context could hold is refused before it is tokenized."""
         self._check_size(len(text))
@@ -138,7 +154,7 @@ class Door:
         self, messages: Sequence[Mapping[str, Any]], template: ChatTemplate, **options: Any
     ) -> list[int]:
         """Ids of a conversation. options: see formats.chat_template.ChatTemplate.render."""
-        size = conversation_size(messages)
+        size = conversation_size(messages, options.get("tools"))
         self._check_size(size)
         return await self.off_loop(
             size,
@@ -150,7 +166,7 @@ class Door:
     ) -> str:
         """The text of a conversation; options as above."""
         return await self.off_loop(
-            conversation_size(messages),
+            conversation_size(messages, options.get("tools")),
             lambda: self._blaming(template.render, messages, **options),
         )
 
@@ -267,9 +283,16 @@ class Door:
                     flow.ping()
 
 
-def conversation_size(messages: Sequence[Mapping[str, Any]]) -> int:
+def conversation_size(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None
+) -> int:
     """About how many characters there are to render."""
-    return sum(len(str(message.get("content", ""))) for message in messages)
+    size = 0
+    for message in messages:
+        size += len(str(message.get("content", "")))
+        if message.get("tool_calls"):
+            size += len(str(message["tool_calls"]))
+    return size + sum(len(str(tool)) for tool in tools or ())
 
 
 def _short_hash(model: OpenModel) -> str:

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, fields
 
 from headrace.errors import UsageError
+from headrace.server.parsing.reasoning import REASONING_PARSERS
+from headrace.server.parsing.tool_style import TOOL_PARSERS
 
 #: A prompt of the longest context in the wordiest JSON stays far below it.
 DEFAULT_MAX_BODY_BYTES = 16 << 20
@@ -25,7 +27,8 @@ class ServeSettings:
     max_buffered_deltas: results a slow reader may have waiting before its request pauses.
     stall_timeout_s: how long a step may take before `/health` reports it. step_limits: the machine
     is measured at start, so that answers can say how close they came to its limit. otlp_endpoint:
-    URL that spans are sent to, None = none.
+    URL that spans are sent to, None = none. tool_call_parser, reasoning_parser: how answers are
+    read (parsing/tool_style.py, parsing/reasoning.py).
     """
 
     served_model_names: tuple[str, ...]
@@ -42,6 +45,8 @@ class ServeSettings:
     max_buffered_deltas: int = 256
     stall_timeout_s: float = 60.0
     metrics_prefix: str = "headrace"
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     log_format: str = "text"
     step_limits: bool = True
     otlp_endpoint: str | None = None
@@ -57,6 +62,12 @@ class ServeSettings:
             raise UsageError(
                 f"--metrics-prefix must be letters, digits and _, not {self.metrics_prefix!r}."
             )
+        for name, value, known in (
+            ("tool-call-parser", self.tool_call_parser, TOOL_PARSERS),
+            ("reasoning-parser", self.reasoning_parser, REASONING_PARSERS),
+        ):
+            if value not in known:
+                raise UsageError(f"--{name} must be one of {', '.join(known)}, not {value!r}.")
         if self.log_format not in ("text", "json"):
             raise UsageError(f"--log-format must be text or json, not {self.log_format!r}.")
         for field in fields(self):

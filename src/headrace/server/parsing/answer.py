@@ -11,10 +11,12 @@ need no parser at all; see `AnswerFormat.plain`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from headrace.formats.detokenizer import Detokenizer
+from headrace.formats.tokenizer import Tokenizer
 from headrace.server.parsing.bare_calls import BareCalls
 from headrace.server.parsing.calls import Calls
 from headrace.server.parsing.pieces import Collector, Piece, TextSink
@@ -72,6 +74,12 @@ class AnswerParser:
         """Calls so far that can be made."""
         return self._calls.num_complete
 
+    @property
+    def reasoning(self) -> bool:
+        """Whether the next text is reasoning, as far as one can know."""
+        first = self._stages[0] if self._stages else None
+        return isinstance(first, ReasoningSplit) and first.inside
+
     def push(self, text: str) -> list[Piece]:
         """The pieces that have become certain with the next part of the text."""
         self._first(text)
@@ -87,3 +95,15 @@ class AnswerParser:
         """The finish reason to report for the engine's: "tool_calls" for a stop with at least one
         complete call. An answer cut by length says so, whatever it holds."""
         return "tool_calls" if reason == "stop" and self.num_complete else reason
+
+
+def num_reasoning_tokens(token_ids: Iterable[int], tokenizer: Tokenizer, form: AnswerFormat) -> int:
+    """How many tokens of a whole answer come before the end of its reasoning: counted as a stream
+    of it is, so that both say the same."""
+    reader = replace(form, tools="none").parser(str)
+    stream = Detokenizer(tokenizer, continuation=True)
+    count = 0
+    for token in token_ids:
+        count += reader.reasoning
+        reader.push(stream.push(token))
+    return count

@@ -1,7 +1,8 @@
 """Reads one call, `{"name": …, "arguments": {…}}`, as it arrives, whatever the order of its keys.
 
 `parameters` is taken for `arguments`. The arguments are passed on as the model wrote them, as soon
-as it is certain what is called. Knows nothing about what stands around the object.
+as it is certain what is called. Braces around the object that are doubled, as some templates show
+them by mistake, are read as one. Knows nothing about what stands around the object.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 _USUAL_KEYS = ("name", "arguments", "parameters", "type", "id")
 
 # What is expected next in the object itself.
-_OPEN, _FIRST_KEY, _KEY, _COLON, _VALUE, _NEXT = range(6)
+_OPEN, _FIRST_KEY, _KEY, _COLON, _VALUE, _NEXT, _CLOSE = range(7)
 # What the string or value being read is. HELD: arguments that are no object.
 _IS_KEY, _IS_NAME, _IS_ARGUMENTS, _IS_HELD, _IS_OTHER = range(5)
 
@@ -31,6 +32,7 @@ class CallObject:
 
     __slots__ = (
         "_buffer",
+        "_doubled",
         "_expected",
         "_have_arguments",
         "_key",
@@ -51,6 +53,7 @@ class CallObject:
         self._known = known
         self._tagged = tagged
         self._expected = _OPEN
+        self._doubled = False  # whether the object began with two braces
         self._key = ""
         self._value: JsonValue | None = None  # what is being read, and as what
         self._role = _IS_OTHER
@@ -112,12 +115,16 @@ class CallObject:
         expected = self._expected
         if expected == _OPEN and character == "{":
             self._expected = _FIRST_KEY
+        elif expected == _FIRST_KEY and character == "{" and not self._doubled:
+            self._doubled = True
         elif expected == _COLON and character == ":":
             self._expected = _VALUE
         elif expected == _NEXT and character == ",":
             self._expected = _KEY
         elif expected in (_NEXT, _FIRST_KEY) and character == "}":
             self._end_of_object()
+        elif expected == _CLOSE and character == "}":
+            self.done = True
         elif expected in (_KEY, _FIRST_KEY) and character == '"':
             self._begin(_IS_KEY)
             return 0
@@ -171,7 +178,8 @@ class CallObject:
         self.failed = True
 
     def _end_of_object(self) -> None:
-        self.done = True
+        self.done = not self._doubled
+        self._expected = _CLOSE
         if self.name is None or (not self._open and not self._tagged):
             self.failed = True
         elif not self._open:

@@ -11,7 +11,7 @@ from typing import Any
 from headrace.server.parsing.pieces import Content, Piece, Reasoning, ToolCallStart
 
 
-def message(pieces: Iterable[Piece]) -> dict[str, Any]:
+def message_of(pieces: Iterable[Piece]) -> dict[str, Any]:
     """The `message` of a whole answer. content: null when the answer is nothing but calls;
     reasoning_content and tool_calls only where there are some."""
     content: list[str] = []
@@ -39,7 +39,7 @@ def message(pieces: Iterable[Piece]) -> dict[str, Any]:
     return result
 
 
-def delta(pieces: Sequence[Piece]) -> dict[str, Any]:
+def delta_of(pieces: Sequence[Piece]) -> dict[str, Any]:
     """One stream `delta` with all of these pieces, in the order in which clients join them. Empty
     for no pieces."""
     result: dict[str, Any] = {}

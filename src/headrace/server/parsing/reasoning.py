@@ -61,6 +61,11 @@ class ReasoningSplit:
         self._blank: list[str] = []  # white space that waits for what follows
         self._wrote = False  # whether any reasoning has been written
 
+    @property
+    def inside(self) -> bool:
+        """Whether the next text is reasoning, as far as one can know."""
+        return self._state == _INSIDE or (self._state == _BEFORE and self._inside)
+
     def push(self, text: str) -> None:
         """Takes the next part of the text."""
         if self._state == _BEFORE:

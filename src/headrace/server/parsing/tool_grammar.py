@@ -19,20 +19,21 @@ from headrace.server.parsing.tool_schema import enforceable
 #: Calls in one answer, at most: a small model that may go on does not stop by itself.
 MAX_CALLS = 8
 
-Encode = Callable[[str], list[int]]
+#: A tag's text → its Lark item: one token where the vocabulary has one, else the text.
+Tag = Callable[[str], str]
 
 
 def tool_grammar(
     request: ToolRequest,
     form: Literal["hermes", "json"],
-    encode: Encode,
+    tag: Tag,
     reasoning_form: ReasoningFormat = "none",
 ) -> str:
     """Lark text that accepts calls of the functions that may be called, and nothing else.
 
-    encode: ids of a text, without BOS: a tag that is one token must be that token. reasoning_form:
-    reasoning may (or, when the prompt has opened it, must) come first. One call when calls may not
-    be parallel or the function is named, else up to MAX_CALLS.
+    tag: how tags are written (structured.grammar.lark_token). reasoning_form: reasoning may (or,
+    when the prompt has opened it, must) come first. One call when calls may not be parallel or the
+    function is named, else up to MAX_CALLS.
     """
     functions = request.callable
     several = request.parallel and request.named is None
@@ -40,14 +41,13 @@ def tool_grammar(
     lines = [f"call: {' | '.join(f'call_{i}' for i in range(len(functions)))}"]
     if form == "hermes":
         lines.append(
-            f'block: {_tag(tagged_calls.OPENING, encode)} "\\n" call "\\n" '
-            f"{_tag(tagged_calls.CLOSING, encode)}"
+            f'block: {tag(tagged_calls.OPENING)} "\\n" call "\\n" {tag(tagged_calls.CLOSING)}'
         )
         calls = f'block ("\\n" block){{0,{more}}}' if several else "block"
     else:
         calls = f'call | "[" call (", " call){{0,{more}}} "]"' if several else "call"
     lines.append(f"calls: {calls}")
-    lines.append(f"start: {_before(reasoning_form, encode, lines)}calls")
+    lines.append(f"start: {_before(reasoning_form, tag, lines)}calls")
     for number, function in enumerate(functions):
         lines += _function_lines(number, function)
     return "\n".join(lines) + "\n"
@@ -61,11 +61,11 @@ def _function_lines(number: int, function: Function) -> list[str]:
     ]
 
 
-def _before(form: ReasoningFormat, encode: Encode, lines: list[str]) -> str:
+def _before(form: ReasoningFormat, tag: Tag, lines: list[str]) -> str:
     """What stands before the calls; adds its rules."""
     if form == "none":
         return ""
-    closing = _tag(reasoning.CLOSING, encode)
+    closing = tag(reasoning.CLOSING)
     if closing.startswith("<"):
         lines.append(f"thinking: /(.|\\n)*/ {closing} /\\n{{0,2}}/")
     else:
@@ -74,9 +74,4 @@ def _before(form: ReasoningFormat, encode: Encode, lines: list[str]) -> str:
         lines.append("thinking: thoughts /\\n{0,2}/")
     if form == "opened":
         return "thinking "
-    return f"({_tag(reasoning.OPENING, encode)} thinking)? "
-
-
-def _tag(text: str, encode: Encode) -> str:
-    ids = encode(text)
-    return f"<[{ids[0]}]>" if len(ids) == 1 else json.dumps(text)
+    return f"({tag(reasoning.OPENING)} thinking)? "

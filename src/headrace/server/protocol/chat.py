@@ -27,3 +27,11 @@ class ChatRequest(SamplingFields, FormatFields):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = Field(None, description="Handed to the chat template.")
+
+    tools: list[dict[str, Any]] | None = Field(
+        None, description='Functions the model may call: {type: "function", function: {name, …}}.'
+    )
+    tool_choice: str | dict[str, Any] | None = Field(
+        None, description='none, auto, required, or {type: "function", function: {name}}.'
+    )
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most.")

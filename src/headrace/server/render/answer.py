@@ -66,6 +66,11 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{secrets.token_hex(12)}"
 
 
+def new_call_id() -> str:
+    """A name for one tool call."""
+    return f"call_{secrets.token_hex(12)}"
+
+
 def data(event: dict[str, Any]) -> bytes:
     """One server-sent event."""
     return b"data: " + dump(event) + b"\n\n"
@@ -80,9 +85,11 @@ def requests_of(jobs: Sequence[Job]) -> list[Request]:
     return [job.request for job in jobs if job.request is not None]
 
 
-def usage(jobs: Sequence[Job], num_output: int | None = None) -> dict[str, Any]:
+def usage(
+    jobs: Sequence[Job], num_output: int | None = None, num_reasoning: int = 0
+) -> dict[str, Any]:
     """Token counts over all jobs and samples. num_output: output tokens told so far, when the
-    engine may already be further."""
+    engine may already be further; num_reasoning: of them, those before the end of reasoning."""
     requests = requests_of(jobs)
     prompt = sum(len(job.prompt) for job in jobs)
     if num_output is None:
@@ -93,7 +100,7 @@ def usage(jobs: Sequence[Job], num_output: int | None = None) -> dict[str, Any]:
         "total_tokens": prompt + num_output,
         "prompt_tokens_details": {"cached_tokens": sum(r.num_cached_tokens for r in requests)},
         "completion_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": num_reasoning,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
         },

@@ -7,8 +7,11 @@ from types import MappingProxyType
 from typing import Any
 
 from headrace.engine.generation import Generation
-from headrace.engine.outputs import Delta
+from headrace.engine.outputs import CompletionOutput, Delta
 from headrace.server.job import Job
+from headrace.server.parsing.answer import AnswerFormat, AnswerParser, num_reasoning_tokens
+from headrace.server.parsing.message import delta_of, message_of
+from headrace.server.parsing.pieces import Content
 from headrace.server.render.answer import (
     DONE,
     AnswerOptions,
@@ -17,6 +20,7 @@ from headrace.server.render.answer import (
     data,
     dump,
     json_text,
+    new_call_id,
     usage,
 )
 from headrace.server.render.logprobs import chat_logprobs
@@ -25,15 +29,24 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class ChatRenderer:
-    """num_choices: over all jobs. num_top: top_logprobs, None = no logprobs at all."""
+    """num_choices: over all jobs. num_top: top_logprobs, None = no logprobs at all. form: how the
+    answers are read; plain ones are passed on as they are."""
 
     def __init__(
-        self, options: AnswerOptions, jobs: Sequence[Job], num_choices: int, num_top: int | None
+        self,
+        options: AnswerOptions,
+        jobs: Sequence[Job],
+        num_choices: int,
+        num_top: int | None,
+        form: AnswerFormat,
     ) -> None:
         self._options = options
         self._jobs = jobs
         self._num_choices = num_choices
         self._num_top = num_top
+        self._form = form
+        self._readers: dict[int, AnswerParser] = {}  # of streamed choices, unless they are plain
+        self._num_reasoning = 0  # output tokens before the end of the reasoning
         self._num_told = 0  # output tokens
         self._num_ended = 0  # choices
         self._traces = Traces() if options.trace else None
@@ -71,23 +84,46 @@ class ChatRenderer:
     def chunk(self, job: Job, delta: Delta) -> bytes:
         index = job.first_index + delta.index
         self._num_told += len(delta.token_ids)
+        if not self._form.plain:
+            return self._read(index, job, delta)
         events = b""
         if delta.text or (delta.token_ids and self._plain is None):
-            events = self._content(index, job, delta)
+            events = self._content(index, job, delta, delta.text)
         if delta.finish_reason is not None:
             events += self._finish(index, delta.finish_reason)
         return events
 
-    def _content(self, index: int, job: Job, delta: Delta) -> bytes:
+    def _read(self, index: int, job: Job, delta: Delta) -> bytes:
+        """As above, for an answer that may hold more than content."""
+        reader = self._readers.get(index)
+        if reader is None:
+            reader = self._readers[index] = self._form.parser(new_call_id)
+        self._num_reasoning += len(delta.token_ids) if reader.reasoning else 0
+        pieces, reason = reader.push(delta.text), delta.finish_reason
+        if reason is not None:
+            pieces += reader.finish()
+            reason = reader.finish_reason(reason)
+        events = b""
+        if len(pieces) == 1 and isinstance(pieces[0], Content):
+            events = self._content(index, job, delta, pieces[0].text)
+        elif pieces or (delta.token_ids and self._plain is None):
+            events = self._event(index, delta_of(pieces), self._extra(job, delta))
+        return events if reason is None else events + self._finish(index, reason)
+
+    def _content(self, index: int, job: Job, delta: Delta, text: str) -> bytes:
         if self._plain is not None:
             head, middle, tail = self._plain
-            return f"{head}{index}{middle}{json_text(delta.text)}{tail}".encode()
+            return f"{head}{index}{middle}{json_text(text)}{tail}".encode()
+        return self._event(index, {"content": text}, self._extra(job, delta))
+
+    def _extra(self, job: Job, delta: Delta) -> dict[str, Any]:
+        """What goes beside the text of a delta."""
         extra: dict[str, Any] = {"logprobs": self._logprobs(delta.logprobs or [])}
         if self._options.token_ids:
             extra["token_ids"] = delta.token_ids
         if self._traces is not None:
             extra["sampler_trace"] = self._traces.next(job, delta)
-        return self._event(index, {"content": delta.text}, extra)
+        return extra
 
     def _finish(self, index: int, reason: str) -> bytes:
         """The last of them carries the account."""
@@ -106,7 +142,7 @@ class ChatRenderer:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **extra}
         event = {**self._names, "choices": [choice], **own}
         if self._options.continuous_usage:
-            event["usage"] = usage(self._jobs, self._num_told)
+            event["usage"] = usage(self._jobs, self._num_told, self._num_reasoning)
         elif self._options.include_usage:
             event["usage"] = None
         return data(event)
@@ -114,7 +150,8 @@ class ChatRenderer:
     def end(self, jobs: Sequence[Job]) -> bytes:
         if not self._options.include_usage:
             return DONE
-        return data({**self._names, "choices": [], "usage": usage(jobs)}) + DONE
+        total = usage(jobs, num_reasoning=self._num_reasoning)
+        return data({**self._names, "choices": [], "usage": total}) + DONE
 
     # ---- whole ------------------------------------------------------------------------------
 
@@ -129,7 +166,7 @@ class ChatRenderer:
             **self._names,
             "object": "chat.completion",
             "choices": choices,
-            "usage": usage(jobs),
+            "usage": usage(jobs, num_reasoning=self._num_reasoning),
             **account(jobs),
         }
         if self._options.token_ids:
@@ -138,11 +175,12 @@ class ChatRenderer:
 
     def _choice(self, first_index: int, generation: Generation) -> dict[str, Any]:
         output = generation.output()
+        message, reason = self._message(output)
         choice: dict[str, Any] = {
             "index": first_index + output.index,
-            "message": {"role": "assistant", "content": output.text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs(output.logprobs or []),
-            "finish_reason": output.finish_reason,
+            "finish_reason": reason,
             "stop_reason": output.stop_reason,
         }
         if self._options.token_ids:
@@ -150,6 +188,20 @@ class ChatRenderer:
         if self._options.trace:
             choice["sampler_trace"] = [step.to_dict() for step in output.trace or []]
         return choice
+
+    def _message(self, output: CompletionOutput) -> tuple[dict[str, Any], str | None]:
+        """The message of a whole answer, and why it ended."""
+        if self._form.plain or output.finish_reason is None:
+            content = {"role": "assistant", "content": output.text, "refusal": None}
+            return content, output.finish_reason
+        reader = self._form.parser(new_call_id)
+        pieces = reader.push(output.text) + reader.finish()
+        if self._form.reasoning != "none":
+            self._num_reasoning += num_reasoning_tokens(
+                output.token_ids, self._options.tokenizer, self._form
+            )
+        message = message_of(pieces) | {"refusal": None}
+        return message, reader.finish_reason(output.finish_reason)
 
     def _logprobs(self, entries: Sequence[Any]) -> dict[str, Any] | None:
         if self._num_top is None:

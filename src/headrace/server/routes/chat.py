@@ -7,7 +7,6 @@ from starlette.responses import Response
 
 from headrace.server.context import check_model, json_body, open_door
 from headrace.server.conversation import template_options
-from headrace.server.door import Door
 from headrace.server.errors import invalid
 from headrace.server.fields import ignored_fields, sampling_params, truncated
 from headrace.server.formats import answer_grammar
@@ -15,6 +14,7 @@ from headrace.server.protocol.chat import ChatRequest
 from headrace.server.protocol.common import parse
 from headrace.server.render.chat import ChatRenderer
 from headrace.server.submit import answer, answer_options, arrival, make_jobs
+from headrace.server.tool_use import asked_tools, call_grammar, dialogue, reading
 
 
 async def chat_completions(request: Request) -> Response:
@@ -33,18 +33,19 @@ async def chat_completions(request: Request) -> Response:
         prompt_logprobs=body.prompt_logprobs,
         encode=lambda text: door.tokenizer.encode(text, add_special=False),
     )
-    grammar = await answer_grammar(door, body)
-    ids = await prompt_ids(door, body)
+    tools = asked_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    talk = await dialogue(door, door.template(body.chat_template), body.messages, tools)
+    ids = await door.encode_chat(
+        talk.messages, talk.template, tools=talk.tools, **template_options(body)
+    )
     ids = truncated(ids, body.truncate_prompt_tokens, door.max_model_len)
+    grammar = await answer_grammar(door, body)
+    form = reading(door, talk, ids, shaped=grammar is not None)
+    if tools.enforced:
+        grammar = await call_grammar(door, tools, form)
     jobs = make_jobs([ids], params, body, arrival(request), grammar=grammar)
-    renderer = ChatRenderer(options, jobs, params.n, num_top)
+    renderer = ChatRenderer(options, jobs, params.n, num_top, form)
     return await answer(request, door, jobs, renderer, body, ignored)
-
-
-async def prompt_ids(door: Door, body: ChatRequest) -> list[int]:
-    """The conversation through the chat template. Raises HeadraceError."""
-    template = door.template(body.chat_template)
-    return await door.encode_chat(body.messages, template, **template_options(body))
 
 
 def _num_top(body: ChatRequest) -> int | None:

@@ -25,6 +25,7 @@ from headrace.server.protocol.tokens import (
 )
 from headrace.server.render.answer import dump
 from headrace.server.submit import ignored_header
+from headrace.server.tool_use import asked_tools, dialogue
 
 #: Longest text to tokenize. A token of it takes some hundred bytes while the library works.
 MAX_CHARACTERS = 4 << 20
@@ -126,7 +127,10 @@ async def _rendered(
     door: Door, body: ConversationFields, messages: Sequence[dict[str, Any]]
 ) -> str:
     template = door.template(body.chat_template)
-    return await door.render_chat(messages, template, tools=body.tools, **template_options(body))
+    talk = await dialogue(door, template, messages, asked_tools(body.tools, None, None))
+    return await door.render_chat(
+        talk.messages, template, tools=talk.tools, **template_options(body)
+    )
 
 
 async def tokenizer_info(request: Request) -> Response:
