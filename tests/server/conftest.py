@@ -24,3 +24,17 @@ def guarded() -> Iterator[LiveServer]:
     with serving("smollm2-135m", *limits, env={"HEADRACE_API_KEY": API_KEY}) as server:
         server.http.headers["authorization"] = f"Bearer {API_KEY}"
         yield server
+
+
+@pytest.fixture(scope="session")
+def gemma3() -> Iterator[LiveServer]:
+    """A tokenizer that adds a BOS."""
+    with serving("gemma3-270m", "--max-model-len", "1024") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def qwen() -> Iterator[LiveServer]:
+    """No BOS; tokens for gaps; a template with tools. For tests marked large."""
+    with serving("qwen2.5-coder-0.5b", "--max-model-len", "1024") as server:
+        yield server

@@ -9,9 +9,10 @@ from typing import Any, Literal
 import jsonschema
 import openai
 import pytest
-from live_server import LiveServer
 from openai.types.chat import ChatCompletionChunk
 from pydantic import BaseModel, Field
+
+from live_server import LiveServer
 
 pytestmark = pytest.mark.models
 

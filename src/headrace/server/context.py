@@ -45,15 +45,3 @@ async def json_body(request: Request) -> dict[str, Any]:
     """The request's JSON object, within the server's limits. Raises ApiError."""
     settings = context_of(request).settings
     return await read_json(request, settings.max_body_bytes, settings.max_nesting)
-
-
-def check_model(request: Request, name: str | None) -> None:
-    """Raises ApiError 404 for a model that is not served here."""
-    served = context_of(request).settings.served_model_names
-    if name is not None and name not in served:
-        raise ApiError(
-            404,
-            f"The model {name[:200]!r} does not exist here; served is {', '.join(served)}.",
-            param="model",
-            code="model_not_found",
-        )

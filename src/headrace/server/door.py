@@ -30,6 +30,7 @@ from headrace.formats.chat_template import (
     encode_chat,
     special_tokens,
 )
+from headrace.formats.fill_in_middle import GapTokens, gap_tokens
 from headrace.formats.tokenizer import Tokenizer
 from headrace.limits.step_limits import StepLimits, limits_of
 from headrace.server.flow import Flow
@@ -65,6 +66,7 @@ class Door:
         self._template_override = template
         self._template: ChatTemplate | None = None
         self._tool_style: ToolStyle | None = None
+        self.gap_tokens: GapTokens | None = None  # None: cannot fill gaps
         self.fingerprint = f"headrace-{__version__}-{_short_hash(model)}"
         self.max_open = engine.config.max_num_seqs + settings.max_queued_requests
         self._flows: dict[Job, Flow] = {}
@@ -90,6 +92,7 @@ class Door:
             if self._template_override is not None:
                 raise
             ids = self.tokenizer.encode("Hello")
+        self.gap_tokens = gap_tokens(self.model.checkpoint.metadata, self.tokenizer)
         self._engine.add(ids, SamplingParams(max_tokens=2, seed=0))
         while self._engine.has_work:
             self._engine.step()

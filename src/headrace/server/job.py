@@ -19,6 +19,7 @@ class Job:
     """prompt: the ids to compute. first_index: choice index of its sample 0. streams: results are
     wanted as they come; otherwise only the end is told. arrived_s: time.monotonic() at the door.
     cancelled: why it was ended before its time. name: of the HTTP request, for logs.
+    num_truncated: ids that were cut off in front, because the request allowed it.
 
     token_times_s, prompt_counted: the engine thread's notes for the metrics: when each sample got
     its latest token, 0 = none yet; whether the prompt has been counted.
@@ -27,7 +28,6 @@ class Job:
     prompt: list[int]
     params: SamplingParams
     arrived_s: float
-    text: str | None = None
     first_index: int = 0
     streams: bool = False
     priority: int = 0
@@ -35,6 +35,7 @@ class Job:
     request: Request | None = None
     cancelled: str | None = None
     name: str = ""
+    num_truncated: int = 0
     token_times_s: list[float] = field(init=False)
     prompt_counted: bool = False
 
@@ -46,7 +47,6 @@ class Job:
         return engine.add(
             self.prompt,
             self.params,
-            prompt=self.text,
             priority=self.priority,
             arrived_s=self.arrived_s,
             constraint=self.constraint,

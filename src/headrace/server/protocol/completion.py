@@ -17,6 +17,8 @@ class CompletionRequest(SamplingFields, FormatFields):
     max_tokens: Integer | None = None
     echo: bool | None = None
     logprobs: Integer | None = Field(None, description="0 … 20.")
-    suffix: str | None = Field(None, description="Text after the gap: fill in the middle.")
+    suffix: str | None = Field(
+        None, description="Text after the gap: the model writes what belongs between."
+    )
     best_of: Integer | None = None
     add_special_tokens: bool | None = None

@@ -139,6 +139,9 @@ def timings(jobs: Sequence[Job]) -> dict[str, Any]:
     if slowest.bound_s is not None and slowest.step_s:
         result["bound_ms"], result["step_ms"] = _ms(slowest.bound_s), _ms(slowest.step_s)
         result["bound_fraction"] = round(slowest.bound_s / slowest.step_s, 4)
+    num_truncated = sum(job.num_truncated for job in jobs)
+    if num_truncated:
+        result["truncated_n"] = num_truncated
     if slowest.cache_note is not None:
         result["cache_note"] = slowest.cache_note
     return result

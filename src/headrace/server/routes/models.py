@@ -9,8 +9,9 @@ from starlette.responses import JSONResponse, Response
 
 from headrace import __version__
 from headrace.formats.chat_template import special_tokens
-from headrace.server.context import check_model, context_of, open_door
+from headrace.server.context import context_of, open_door
 from headrace.server.door import Door
+from headrace.server.intake.common import check_served
 from headrace.server.routes.tokens import template_source
 
 
@@ -24,8 +25,9 @@ async def models(request: Request) -> Response:
 async def model(request: Request) -> Response:
     """One of them. 404 for another."""
     name = request.path_params["model_id"]
-    check_model(request, name)
-    return JSONResponse(_card(open_door(request), name))
+    door = open_door(request)
+    check_served(door, name)
+    return JSONResponse(_card(door, name))
 
 
 async def props(request: Request) -> Response:

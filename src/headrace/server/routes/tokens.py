@@ -11,11 +11,12 @@ from starlette.responses import JSONResponse, Response
 from headrace.errors import PromptError
 from headrace.formats.chat_template import special_tokens
 from headrace.formats.tokenizer import Tokenizer, check_ids
-from headrace.server.context import check_model, json_body, open_door
+from headrace.server.context import json_body, open_door
 from headrace.server.conversation import template_options
 from headrace.server.door import Door
 from headrace.server.errors import invalid
 from headrace.server.fields import ignored_fields
+from headrace.server.intake.common import check_served
 from headrace.server.protocol.common import parse
 from headrace.server.protocol.tokens import (
     ApplyTemplateRequest,
@@ -35,7 +36,7 @@ async def tokenize(request: Request) -> Response:
     """Ids of a text, or of a conversation through the chat template."""
     body = parse(TokenizeRequest, await json_body(request))
     door = open_door(request)
-    check_model(request, body.model)
+    check_served(door, body.model)
     ignored = ignored_fields(body)
     text = await _text(door, body)
     add_special, parse_special = _special(body)
@@ -102,7 +103,7 @@ async def detokenize(request: Request) -> Response:
     """Text of ids."""
     body = parse(DetokenizeRequest, await json_body(request))
     door = open_door(request)
-    check_model(request, body.model)
+    check_served(door, body.model)
     ignored = ignored_fields(body)
 
     def work() -> bytes:
@@ -118,7 +119,7 @@ async def apply_template(request: Request) -> Response:
     add_special_tokens = false."""
     body = parse(ApplyTemplateRequest, await json_body(request))
     door = open_door(request)
-    check_model(request, body.model)
+    check_served(door, body.model)
     ignored = ignored_fields(body)
     return _answer(dump({"prompt": await _rendered(door, body, body.messages)}), ignored)
 

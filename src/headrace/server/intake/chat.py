@@ -1,0 +1,51 @@
+"""Chat: a conversation to answer, with tools, reasoning and formats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.server.conversation import template_options
+from headrace.server.door import Door
+from headrace.server.errors import invalid
+from headrace.server.fields import ignored_fields, sampling_params
+from headrace.server.formats import answer_grammar
+from headrace.server.intake.common import Intake, answer_options, check_served, make_jobs
+from headrace.server.protocol.chat import ChatRequest
+from headrace.server.protocol.common import parse
+from headrace.server.render.chat import ChatRenderer
+from headrace.server.tool_use import asked_tools, call_grammar, dialogue, reading
+
+
+async def read_chat(door: Door, values: dict[str, Any], arrived_s: float) -> Intake:
+    """See intake.common.Reader."""
+    body = parse(ChatRequest, values)
+    check_served(door, body.model)
+    ignored = ignored_fields(body)
+    options = answer_options("chatcmpl", door, body)
+    num_top = _num_top(body)
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    params = sampling_params(
+        body,
+        max_tokens=limit,
+        logprobs=num_top,
+        prompt_logprobs=body.prompt_logprobs,
+        encode=lambda text: door.tokenizer.encode(text, add_special=False),
+    )
+    tools = asked_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    talk = await dialogue(door, door.template(body.chat_template), body.messages, tools)
+    ids = await door.encode_chat(
+        talk.messages, talk.template, tools=talk.tools, **template_options(body)
+    )
+    grammar = await answer_grammar(door, body)
+    form = reading(door, talk, ids, shaped=grammar is not None)
+    if tools.enforced:
+        grammar = await call_grammar(door, tools, form)
+    jobs = make_jobs(door, [ids], params, body, arrived_s, grammar=grammar)
+    renderer = ChatRenderer(options, jobs, params.n, num_top, form)
+    return Intake(jobs, renderer, body, ignored)
+
+
+def _num_top(body: ChatRequest) -> int | None:
+    if body.top_logprobs and not body.logprobs:
+        raise invalid("top_logprobs needs logprobs = true.", "top_logprobs")
+    return (body.top_logprobs or 0) if body.logprobs else None
