@@ -60,6 +60,10 @@ class SmallProgram:
     def prompt_logits(self, ops: Ops[V], hidden: V) -> None:
         self._head(ops, ops.rows(hidden, Rows.PROMPT_ROWS))
 
+    def final_hidden(self, ops: Ops[V], hidden: V) -> None:
+        chosen = ops.rows(hidden, Rows.HIDDEN_ROWS)
+        ops.output("final", ops.rms_norm(chosen, "norm", 1e-5))
+
     def _head(self, ops: Ops[V], x: V) -> None:
         ops.output("logits", ops.soft_cap(ops.linear(ops.rms_norm(x, "norm", 1e-5), "embed"), 8.0))
 

@@ -42,14 +42,35 @@ def logits(
     directory: Path, sequences: Sequence[Sequence[int]], dtype: torch.dtype = torch.float64
 ) -> list[Tensor]:
     """Logits [S, V] of each sequence, run alone, in `dtype` (torch.float64 or torch.float32)."""
+    return _run(directory, sequences, dtype, lambda model, ids: model(ids).logits)
+
+
+def final_hidden(
+    directory: Path, sequences: Sequence[Sequence[int]], dtype: torch.dtype = torch.float64
+) -> list[Tensor]:
+    """Hidden values after the final norm [S, E] of each sequence, as `logits`."""
+    return _run(
+        directory, sequences, dtype, lambda model, ids: model.base_model(ids).last_hidden_state
+    )
+
+
+def _run(
+    directory: Path,
+    sequences: Sequence[Sequence[int]],
+    dtype: torch.dtype,
+    output: Callable[[Any, Tensor], Tensor],
+) -> list[Tensor]:
     if dtype is torch.float64:
         with Float64Mode():
-            return _logits(directory, sequences, dtype)
-    return _logits(directory, sequences, dtype)
+            return _outputs(directory, sequences, dtype, output)
+    return _outputs(directory, sequences, dtype, output)
 
 
-def _logits(
-    directory: Path, sequences: Sequence[Sequence[int]], dtype: torch.dtype
+def _outputs(
+    directory: Path,
+    sequences: Sequence[Sequence[int]],
+    dtype: torch.dtype,
+    output: Callable[[Any, Tensor], Tensor],
 ) -> list[Tensor]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -62,7 +83,7 @@ def _logits(
             if name.endswith("embed_scale"):  # Gemma's √E is a float32 number in the real models
                 buffer.fill_(float(np.float32(buffer.item())))
         with torch.no_grad():
-            results = [model(torch.tensor([list(ids)])).logits[0] for ids in sequences]
+            results = [output(model, torch.tensor([list(ids)]))[0] for ids in sequences]
     finally:
         torch.set_default_dtype(before)
     assert all(r.dtype is dtype for r in results)

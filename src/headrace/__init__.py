@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headrace.engine.llm import LLM
     from headrace.engine.params import SamplingParams
+    from headrace.engine.pooling import PoolingParams
     from headrace.structured.spec import StructuredOutputs
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "StructuredOutputs", "__version__"]
+__all__ = ["LLM", "PoolingParams", "SamplingParams", "StructuredOutputs", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,6 +24,10 @@ def __getattr__(name: str) -> Any:
         from headrace.engine.params import SamplingParams
 
         return SamplingParams
+    if name == "PoolingParams":
+        from headrace.engine.pooling import PoolingParams
+
+        return PoolingParams
     if name == "StructuredOutputs":
         from headrace.structured.spec import StructuredOutputs
 

@@ -70,7 +70,7 @@ def test_what_a_step_was() -> None:
     assert second.held_bytes == engine.kv_usage().held_bytes > 0
     assert second.started_s >= first.started_s + first.step_s
     assert book.limits.seen[1] == (
-        [16, 1, 15],
+        [16, 1, 15, 0],
         [4 + 15 * 16 // 2, 4 + 15 * 16 // 2],
         [3, 3],
     )

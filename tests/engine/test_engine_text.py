@@ -43,6 +43,10 @@ class Script:
         return self._vocab
 
     @property
+    def hidden_size(self) -> int:
+        return 1
+
+    @property
     def pool(self) -> None:
         return None
 
@@ -59,6 +63,11 @@ class Script:
 
     def prompt_logits(
         self, batch: Batch, rows_per_call: int = 8
+    ) -> Iterator[npt.NDArray[np.float32]]:
+        raise NotImplementedError
+
+    def final_hidden(
+        self, batch: Batch, rows: npt.NDArray[np.int32], rows_per_call: int = 64
     ) -> Iterator[npt.NDArray[np.float32]]:
         raise NotImplementedError
 

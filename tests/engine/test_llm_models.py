@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import headrace
@@ -22,6 +23,7 @@ from headrace.engine.llm import LLM
 from headrace.engine.model import native_executor
 from headrace.engine.outputs import CompletionOutput, RequestOutput
 from headrace.engine.params import SamplingParams
+from headrace.engine.pooling import PoolingParams
 from headrace.errors import ModelSourceError, PromptError, UsageError
 from headrace.ops.native import NativeModel
 
@@ -402,3 +404,48 @@ def test_nothing_of_torch_is_loaded() -> None:
         env={**os.environ, "PYTHONPATH": str(source)},
     )
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("name", [SMOL, GEMMA])
+def test_embeddings_have_the_same_bits_however_they_are_computed(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    llm: LLM = request.getfixturevalue("smol" if name == SMOL else "gemma")
+    prompts: list[Any] = [*PROMPTS, {"prompt_token_ids": ids_of(llm, 150)}]
+    alone = {
+        pooling: [vector_of(llm.embed([p], pooling)[0]) for p in prompts]
+        for pooling in (PoolingParams(), PoolingParams("last", normalize=False))
+    }
+    for pooling, vectors in alone.items():
+        assert len(set(vectors)) == len(prompts)
+        assert [vector_of(o) for o in llm.embed(prompts * 5, pooling)] == vectors * 5
+    for options in (
+        {"max_num_batched_tokens": 37, "max_num_seqs": 3},
+        {"kv_allocator": "contiguous", "num_threads": 1},
+        {"kv_allocator": "none"},
+    ):
+        other = like(llm, max_model_len=1024, **options)
+        for pooling, vectors in alone.items():
+            assert [vector_of(o) for o in other.embed(prompts, pooling)] == vectors, options
+
+
+def vector_of(output: RequestOutput) -> bytes:
+    assert output.embedding is not None
+    assert np.isfinite(output.embedding).all()
+    return output.embedding.tobytes()
+
+
+def test_embeddings_between_running_texts(smol: LLM) -> None:
+    """In the same steps as prompts and decodes, whose tokens do not change either."""
+    params = GREEDY.replace(max_tokens=20)
+    [plain] = smol.generate(["The sea is"], params)
+    [vector] = smol.embed(["Once upon a time, in a small village,"])
+    with smol.stream("The sea is", params) as stream:
+        next(stream)
+        [between] = smol.embed(["Once upon a time, in a small village,"])
+        list(stream)
+    assert facts(stream.result.outputs[0]) == facts(plain.outputs[0])
+    assert vector_of(between) == vector_of(vector)
+    assert between.metrics.num_computed_tokens == len(between.prompt_token_ids)
+    with pytest.raises(UsageError, match="pooling is PoolingParams"):
+        smol.embed(["a"], GREEDY)  # type: ignore[arg-type]

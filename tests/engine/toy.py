@@ -26,6 +26,7 @@ from headrace.ops.executor import Executor
 from headrace.ops.kv import KVFormat, KVGroupSpec
 
 VOCAB = 61
+HIDDEN = 7  # "final hidden values": some of the logits, so that they depend on the history too
 FULL = KVGroupSpec("full", (0,), 1, 2, 2)
 WINDOW = 21  # not a multiple of any block size
 
@@ -85,6 +86,10 @@ class ToyModel:
         return self.vocab
 
     @property
+    def hidden_size(self) -> int:
+        return HIDDEN
+
+    @property
     def pool(self) -> None:
         return None
 
@@ -121,6 +126,12 @@ class ToyModel:
     ) -> Iterator[npt.NDArray[np.float32]]:
         for first in range(0, len(batch.prompt_rows), rows_per_call):
             yield self._rows(batch, batch.prompt_rows[first : first + rows_per_call])
+
+    def final_hidden(
+        self, batch: Batch, rows: npt.NDArray[np.int32], rows_per_call: int = 64
+    ) -> Iterator[npt.NDArray[np.float32]]:
+        for first in range(0, len(rows), rows_per_call):
+            yield self._rows(batch, rows[first : first + rows_per_call])[:, :HIDDEN] - 1.5
 
     def _rows(self, batch: Batch, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         out = np.zeros((len(rows), self.vocab), np.float32)
@@ -166,6 +177,10 @@ class ToyModel:
             assert (batch.positions[0, first:end] == expected).all()
 
     # ---- the oracle -------------------------------------------------------------------------
+
+    def hidden(self, history: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Final hidden values after a history of ids, without any cache."""
+        return self.logits(history)[:HIDDEN] - np.float32(1.5)
 
     def logits(self, history: Sequence[int]) -> npt.NDArray[np.float32]:
         """Logits after a history of ids, without any cache."""

@@ -102,7 +102,7 @@ CONFIG = {
 def test_fusion_loses_no_cost(model_type: str, fmt: NumberFormat) -> None:
     outline = outline_from_hf(CONFIG | {"model_type": model_type}, format_of=uniform(fmt))
     model = CostModel(outline)
-    cost = model.step([Chunk(5, 9), Chunk(1, 400)], num_prompt_rows=2)
+    cost = model.step([Chunk(5, 9), Chunk(1, 400)], num_prompt_rows=2, num_hidden_rows=3)
     tensors = {n: HostTensor(t.format, t.shape, None) for n, t in outline.weights.items()}
     fused = fuse(model.recording, lambda name: activation_kind(tensors[name]))
     rows = op_rows([[(op, 1.0) for op in fused.ops()]], cost, RATES)

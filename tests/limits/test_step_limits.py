@@ -77,6 +77,7 @@ def chunks(draw: st.DrawFn) -> list[Chunk]:
     chunks(),
     st.integers(0, 6),
     st.integers(0, 40),
+    st.integers(0, 40),
     st.sampled_from(Peaks),
     st.lists(st.floats(1e6, 1e14), min_size=4, max_size=4),
 )
@@ -86,15 +87,21 @@ def test_it_equals_the_sum_over_the_ops(
     step: list[Chunk],
     num_logit_rows: int,
     num_prompt_rows: int,
+    num_hidden_rows: int,
     peaks: Peaks,
     speeds: list[float],
 ) -> None:
     model = MODELS[name, cache]
     rates = MachineRates(*speeds, 1, "any", 0)
     limits = StepLimits(model, rates, peaks)
-    cost = model.step(step, num_logit_rows=num_logit_rows, num_prompt_rows=num_prompt_rows)
+    cost = model.step(
+        step,
+        num_logit_rows=num_logit_rows,
+        num_prompt_rows=num_prompt_rows,
+        num_hidden_rows=num_hidden_rows,
+    )
     found = limits.step(
-        (sum(c.num_new for c in step), num_logit_rows, num_prompt_rows),
+        (sum(c.num_new for c in step), num_logit_rows, num_prompt_rows, num_hidden_rows),
         [sum(c.visible_pairs(w) for c in step) for w in limits.windows],
         [sum(c.visible_before(w) for c in step) for w in limits.windows],
     )
@@ -123,5 +130,5 @@ def test_what_is_written_when_nothing_fits() -> None:
     rows = {Rows.TOKENS: 3, Rows.LOGIT_ROWS: 1, Rows.PROMPT_ROWS: 2}
     written = sum(4 * rows[v.rows] * v.columns for v, _ in outputs)
     limits = StepLimits(model, MachineRates(1.0, 1.0, 1.0, 1.0, 1, "any", 0))
-    found = limits.step((3, 1, 2), [6] * len(limits.windows), [0] * len(limits.windows))
+    found = limits.step((3, 1, 2, 0), [6] * len(limits.windows), [0] * len(limits.windows))
     assert found.written_bytes == written + cost.total.kv_write_bytes

@@ -186,6 +186,16 @@ class OneLayer:
     def prompt_logits(self, ops: Ops[V], hidden: V) -> None:
         ops.output("logits", ops.rows(hidden, Rows.PROMPT_ROWS))
 
+    def final_hidden(self, ops: Ops[V], hidden: V) -> None:
+        ops.output("final", ops.rows(hidden, Rows.HIDDEN_ROWS))
+
+
+def test_final_hidden_values_cost_a_norm() -> None:
+    plain, pooled = SMALL.step(TWO), SMALL.step(TWO, num_hidden_rows=3)
+    assert len(pooled.ops) - len(plain.ops) == 2  # rows, rms_norm
+    assert pooled.total.operations - plain.total.operations == 3 * 4 * 40
+    assert pooled.total.num_bytes == plain.total.num_bytes  # the head has read the same norm
+
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_matrix_costs_what_gguf_files_store(name: str) -> None:

@@ -102,6 +102,29 @@ def test_prompt_logits_are_the_logits() -> None:
         list(native.prompt_logits(batch_of_rows(batch, 65), 65))
 
 
+def test_final_hidden_values() -> None:
+    """Any rows, in any order, while the step's own logits stay; the same bits a few at a time."""
+    native = model()
+    parts, _ = streams((50, 9), 2, B, VOCAB)
+    batch = batch_of([(parts[0], 50), (parts[1], 9)], B, prompt=True)
+    logits = native.run(batch).copy()
+    rows = np.array([58, 0, 3, 3, 57, 21, 20, 49], np.int32)
+    hidden = native.hidden[rows].astype(np.float64)
+    rms = np.sqrt(np.mean(hidden**2, axis=1, keepdims=True) + 1e-5)
+    norm = small_program().weights["norm"].data.view(np.float32)
+    expected = hidden / rms * norm
+    whole = np.concatenate([part.copy() for part in native.final_hidden(batch, rows)])
+    assert whole.dtype == np.float32
+    assert np.abs(whole - expected).max() <= 4e-7 * np.abs(expected).max()
+    list(native.prompt_logits(batch))
+    for rows_per_call in (1, 3):
+        found = [part.copy() for part in native.final_hidden(batch, rows, rows_per_call)]
+        assert np.concatenate(found).tobytes() == whole.tobytes()
+    assert native.run(batch).tobytes() == logits.tobytes()
+    with pytest.raises(UsageError, match=r"\[1\] = 59"):
+        list(native.final_hidden(batch, np.array([0, 59], np.int32)))
+
+
 def batch_of_rows(batch: Batch, n: int) -> Batch:
     return replace(batch, prompt_rows=np.zeros(n, np.int32))
 

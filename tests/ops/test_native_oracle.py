@@ -68,6 +68,34 @@ def test_float32_logits_are_as_close_to_float64_as_torch_is(name: str, tmp_path:
     assert ratio <= 2.0
 
 
+@pytest.mark.parametrize("name", tiny_models.MODELS)
+def test_final_hidden_values_are_as_close_to_float64_as_torch_is(name: str, tmp_path: Path) -> None:
+    """Against last_hidden_state; bounds as for logits."""
+    import transformers_oracle
+
+    ours, theirs, size = 0.0, 0.0, 0.0
+    for seed in SEEDS:
+        directory = tiny_models.build(name, tmp_path / str(seed), seed=seed)
+        model = load(open_checkpoint(directory))
+        parts, blocks = streams(LENGTHS, len(model.kv_groups), B, tiny_models.VOCAB, seed)
+        ids = [p.ids.tolist() for p in parts]
+        exact = torch.cat(transformers_oracle.final_hidden(directory, ids)).numpy()
+        plain = torch.cat(transformers_oracle.final_hidden(directory, ids, torch.float32)).numpy()
+        native = NativeModel(model, num_threads=2)
+        native.allocate_kv([blocks] * len(model.kv_groups), B, KVFormat.F32)
+        batch = batch_of([(p, p.left) for p in parts], B, logits="last")
+        native.run(batch)
+        rows = np.arange(sum(LENGTHS), dtype=np.int32)
+        found = np.concatenate([part.copy() for part in native.final_hidden(batch, rows)])
+        ours += float(((found - exact) ** 2).sum())
+        theirs += float(((plain - exact) ** 2).sum())
+        size += float((exact**2).sum())
+    ratio = (ours / theirs) ** 0.5
+    print(f"{name}: native {ours**0.5:.3g}, torch {theirs**0.5:.3g}, ratio {ratio:.2f}")
+    assert 0 < theirs < 1e-8 * size
+    assert ratio <= 2.0
+
+
 @pytest.mark.parametrize("name", [*tiny_models.FAMILIES, "gemma3-capped", "qwen2-window"])
 def test_every_op_is_as_close_to_float64_as_torch_is(name: str, tmp_path: Path) -> None:
     """On the native op's own inputs: RMS error ≤ 2 × torch float32's, plus one rounding (2⁻²⁴)."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from headrace.engine.config import EngineConfig
 from headrace.engine.generation import generation_of
 from headrace.engine.scheduler import Plan, Scheduler
 from headrace.ops.batch import Batch
@@ -36,8 +37,16 @@ class Limits(Protocol):
     windows: tuple[int | None, ...]
 
     def step(self, rows: tuple[int, ...], pairs: Sequence[int], before: Sequence[int]) -> StepLimit:
-        """rows: tokens, logit rows, prompt rows. pairs, before: of attention, for each window."""
+        """rows: tokens, logit rows, prompt rows, hidden rows. pairs, before: of attention, for each
+        window."""
         ...
+
+
+class Noted(Protocol):
+    """What a StepAccount looks at: an engine."""
+
+    config: EngineConfig
+    scheduler: Scheduler
 
 
 @dataclass(slots=True)  # not frozen: one is made per step
@@ -46,10 +55,11 @@ class StepRecord:
 
     num_decode_tokens: of sequences that computed one token, num_prefill_tokens: of the others, as
     scheduling tells them apart. num_logit_rows: rows that draw; num_prompt_rows: rows whose logits
-    were wanted besides. pairs: (query, position) pairs that attention computed in one layer, by the
-    window of the layer in Limits.windows. num_preempted: sequences that lost their blocks.
-    num_running, num_waiting, num_paused, held_bytes: after the step; held_bytes: of KV blocks that
-    somebody holds. limit: None without limits, and for a step that failed.
+    were wanted besides; num_hidden_rows: rows whose final hidden values were. pairs: (query,
+    position) pairs that attention computed in one layer, by the window of the layer in
+    Limits.windows. num_preempted: sequences that lost their blocks. num_running, num_waiting,
+    num_paused, held_bytes: after the step; held_bytes: of KV blocks that somebody holds. limit:
+    None without limits, and for a step that failed.
     """
 
     started_s: float
@@ -59,6 +69,7 @@ class StepRecord:
     num_prefill_tokens: int
     num_logit_rows: int
     num_prompt_rows: int
+    num_hidden_rows: int
     num_preempted: int
     num_running: int
     num_waiting: int
@@ -93,17 +104,22 @@ class StepAccount:
 
     def note(
         self,
+        engine: Noted,
         started_s: float,
         plan: Plan,
         batch: Batch,
-        scheduler: Scheduler,
-        block_bytes: Sequence[int],
+        num_hidden_rows: int,
         *,
         failed: bool,
     ) -> None:
-        """Notes a step that has just ended. block_bytes: of each group's pool."""
+        """Notes a step that has just ended."""
         counts = plan.num_new_tokens
-        rows = (batch.num_tokens, len(batch.logit_rows), len(batch.prompt_rows))
+        rows = (
+            batch.num_tokens,
+            len(batch.logit_rows),
+            len(batch.prompt_rows),
+            num_hidden_rows,
+        )
         pairs: list[int] = []
         limit = None
         if self.limits is not None:
@@ -116,6 +132,7 @@ class StepAccount:
             self._share(limit, step_s, plan)
         if self.on_step is None:
             return
+        scheduler, sizes = engine.scheduler, engine.config.pools.block_bytes
         num_decodes = counts.count(1)
         self._show(
             StepRecord(
@@ -126,13 +143,14 @@ class StepAccount:
                 rows[0] - num_decodes,
                 rows[1],
                 rows[2],
+                rows[3],
                 len(plan.preempted) + len(plan.reclaimed),
                 len(scheduler.running),
                 len(scheduler.waiting),
                 len(scheduler.paused),
                 sum(
                     (pool.num_blocks - pool.num_free) * size
-                    for pool, size in zip(scheduler.manager.pools, block_bytes, strict=True)
+                    for pool, size in zip(scheduler.manager.pools, sizes, strict=True)
                 ),
                 pairs,
                 limit,

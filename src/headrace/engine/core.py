@@ -28,12 +28,17 @@ from headrace.engine.history import Histories
 from headrace.engine.invariants import check_invariants
 from headrace.engine.outputs import Delta
 from headrace.engine.params import SamplingParams
+from headrace.engine.pooled_rows import PooledRows
+from headrace.engine.pooling import Pooler, PoolingParams
 from headrace.engine.prepare import Preparer
 from headrace.engine.request import FinishReason, Sequence, Status
 from headrace.engine.scheduler import Plan, Scheduler, StepBudget
 from headrace.engine.scoring import Logits, Observer, PromptScorer, RowScorer
 from headrace.errors import QueueFullError, UsageError
 from headrace.ops.executor import Executor
+
+#: How a prompt that is pooled is generated from: not at all.
+_PROMPT_ONLY = SamplingParams(max_tokens=0)
 
 
 class Engine:
@@ -84,6 +89,8 @@ class Engine:
         self._drawing = self.drawing_type(executor, vocabulary, self.scheduler, observer)
         self._scorer: RowScorer = observer or PromptScorer(executor, vocabulary.num_ids)
         self._num_scored = 0 if observer is None else 1  # requests whose prompt rows are wanted
+        self._pooled_rows = PooledRows(executor)
+        self._num_pooled = 0  # requests for a vector
         self._num_drawless = 0  # requests of which only the prompt is computed
         self._requests: dict[int, Request] = {}
         self._next_id = 0
@@ -107,14 +114,15 @@ class Engine:
 
     # ---- the door ---------------------------------------------------------------------------
 
-    def check(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
+    def check(self, prompt_token_ids: list[int], params: SamplingParams | PoolingParams) -> None:
         """Everything that can be said against a request before it is queued.
 
         Raises PromptError (empty, too long, ids out of range), UsageError (parameters) or
         CapacityError (can never fit the KV cache).
         """
+        sampling = _PROMPT_ONLY if isinstance(params, PoolingParams) else params
         check_request(
-            prompt_token_ids, params, self.vocabulary, self.config, self.scheduler.can_ever_fit
+            prompt_token_ids, sampling, self.vocabulary, self.config, self.scheduler.can_ever_fit
         )
 
     @property
@@ -124,7 +132,7 @@ class Engine:
     def add(
         self,
         prompt_token_ids: list[int],
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         *,
         prompt: str | None = None,
         session: str | None = None,
@@ -133,15 +141,21 @@ class Engine:
         constraint: Constraint | None = None,
     ) -> Request:
         """Queues a request and returns its handle; `check` errors, and QueueFullError when the
-        queue is full. session: key of a kept history to extend and leave behind. priority: lower =
-        earlier, −100 … 100; see admission.rank_of. arrived_s: time.monotonic() of its arrival,
-        before tokenization; None = now. constraint: what every sample has to follow, in its first
-        state; the request owns it from here on."""
+        queue is full. params: SamplingParams for text, PoolingParams for a vector. session: key of
+        a kept history to extend and leave behind. priority: lower = earlier, −100 … 100; see
+        admission.rank_of. arrived_s: time.monotonic() of its arrival, before tokenization; None =
+        now. constraint: what every sample has to follow, in its first state; the request owns it
+        from here on."""
         self.check(prompt_token_ids, params)
         if not self.has_queue_room:
             raise QueueFullError(
                 f"The queue is full ({self.config.max_queue} requests wait); try again later."
             )
+        pooler = None
+        if isinstance(params, PoolingParams):
+            assert constraint is None, "a constraint, and nothing to draw"
+            pooler = Pooler(params, len(prompt_token_ids), self._executor.hidden_size)
+            params, session = _PROMPT_ONLY, None
         if params.structured_outputs is not None and constraint is None:
             raise UsageError(
                 "structured_outputs needs its compiled constraint; LLM passes it, and so must "
@@ -163,6 +177,7 @@ class Engine:
             time.monotonic() if arrived_s is None else arrived_s,
             constraints,
         )
+        request.pooler = pooler
         state = sampler.make_state(
             params, prompt_token_ids, eos_ids=sorted(self.vocabulary.eos_ids), seed=request.seed
         )
@@ -180,6 +195,7 @@ class Engine:
         )
         self._requests[request_id] = request
         self._num_scored += params.prompt_logprobs is not None
+        self._num_pooled += pooler is not None
         self._num_drawless += not sequence.draws
         self.scheduler.add(sequence)
         return request
@@ -232,6 +248,7 @@ class Engine:
         if plan.admitted or plan.preempted or plan.reclaimed:
             self._note_schedule(plan)
         prompt_rows = self._scorer.rows(plan) if self._num_scored else []
+        hidden_rows = self._pooled_rows.rows(plan) if self._num_pooled else None
         batch, drawing = self._preparer.build(plan, prompt_rows)
         failed = False
         try:
@@ -239,6 +256,8 @@ class Engine:
                 self._copy_blocks()
             logits = self._executor.run(batch)
             unscored = self._scorer.score(plan, batch) if prompt_rows else []
+            if hidden_rows is not None:
+                unscored += self._pooled_rows.collect(plan, batch, hidden_rows)
         except BaseException as error:
             # Whose fault it was cannot be known, and memory may be half written: all of them end.
             if not isinstance(error, Exception):  # Ctrl-C
@@ -252,7 +271,7 @@ class Engine:
             self._commit(plan)
             deltas = []
             if unscored:
-                deltas = self._fail(unscored, "The model gave prompt logits that are not finite.")
+                deltas = self._fail(unscored, "The model gave values that are not finite.")
             deltas += self._draw(drawing, logits)
             if self._num_drawless:
                 deltas += self._end_drawless(plan)
@@ -260,8 +279,8 @@ class Engine:
             self._settle()
         self.num_steps += 1
         if self.account is not None:
-            sizes = self.config.pools.block_bytes
-            self.account.note(started_s, plan, batch, scheduler, sizes, failed=failed)
+            num_hidden = 0 if hidden_rows is None else len(hidden_rows)
+            self.account.note(self, started_s, plan, batch, num_hidden, failed=failed)
         if self.config.debug_invariants:
             self.check_invariants()
         return deltas
@@ -357,6 +376,7 @@ class Engine:
             request.finished_s = time.monotonic()
             self.num_finished += 1
             self._num_scored -= request.params.prompt_logprobs is not None
+            self._num_pooled -= request.pooler is not None
             self._num_drawless -= request.params.max_tokens == 0
             self._requests.pop(request.request_id, None)
 

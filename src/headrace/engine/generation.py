@@ -19,6 +19,7 @@ from headrace.engine.outputs import (
     RequestOutput,
 )
 from headrace.engine.params import SamplingParams
+from headrace.engine.pooling import Pooler
 from headrace.engine.request import FinishReason, Sequence, Status
 from headrace.engine.sampler import Drawn, RowStatus, SamplerState, TokenLogprobs
 from headrace.engine.stopping import StopFilter
@@ -270,6 +271,7 @@ class Request:
         self.prompt_logprobs: list[LogprobEntry | None] | None = (
             None if params.prompt_logprobs is None else [None]
         )
+        self.pooler: Pooler | None = None  # of a request for a vector
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
@@ -322,6 +324,7 @@ class Request:
             prompt_token_ids=self.prompt_token_ids,
             outputs=[g.output() for g in self.generations],
             prompt_logprobs=self.prompt_logprobs,
+            embedding=None if self.pooler is None else self.pooler.vector,
             finished=self.finished,
             num_cached_tokens=self.num_cached_tokens,
             seed=self.seed,

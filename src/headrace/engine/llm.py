@@ -29,6 +29,7 @@ from headrace.engine.model import (
 )
 from headrace.engine.outputs import Delta, RequestOutput
 from headrace.engine.params import SamplingParams
+from headrace.engine.pooling import PoolingParams
 from headrace.engine.prompts import Prompt, TokenPrompt, as_prompt_list, params_list, read_prompt
 from headrace.errors import ContextLengthError, UsageError
 from headrace.formats.fetching import Reporter
@@ -48,7 +49,7 @@ class Job:
     """A prompt ready to be queued."""
 
     prompt: TokenPrompt
-    params: SamplingParams
+    params: SamplingParams | PoolingParams
     grammar: CompiledGrammar | None
 
 
@@ -168,6 +169,23 @@ class LLM:
         jobs = self._read([self._shown(i) for i in ids], sampling_params)
         return self._run(jobs, progress, session)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling: PoolingParams | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> list[RequestOutput]:
+        """One vector for each prompt, in `embedding` of its output: float32 [E].
+
+        pooling: default the mean of all tokens' final hidden values, normalised. A request that
+        fails while it runs does not raise: its embedding is None and outputs[0].error says why.
+        """
+        params = PoolingParams() if pooling is None else pooling
+        if not isinstance(params, PoolingParams):
+            raise UsageError(f"pooling is PoolingParams, not {type(params).__name__}.")
+        return self._run([self._job(item, params) for item in as_prompt_list(prompts)], progress)
+
     # ---- streams ----------------------------------------------------------------------------
 
     def stream(
@@ -273,15 +291,17 @@ class LLM:
     ) -> list[Job]:
         """Every prompt as ids with its parameters, all checked, nothing queued."""
         items = as_prompt_list(prompts)
-        jobs = []
-        for item, given in zip(items, params_list(sampling_params, len(items)), strict=True):
-            prompt, params = read_prompt(item, self._encode_prompt), given or SamplingParams()
-            with self._lock:
-                self.engine.check(prompt.token_ids, params)
-            spec = params.structured_outputs
-            grammar = None if spec is None else self.grammars.compile(spec)
-            jobs.append(Job(prompt, params, grammar))
-        return jobs
+        return [
+            self._job(item, given or SamplingParams())
+            for item, given in zip(items, params_list(sampling_params, len(items)), strict=True)
+        ]
+
+    def _job(self, item: Prompt, params: SamplingParams | PoolingParams) -> Job:
+        prompt = read_prompt(item, self._encode_prompt)
+        with self._lock:
+            self.engine.check(prompt.token_ids, params)
+        spec = params.structured_outputs if isinstance(params, SamplingParams) else None
+        return Job(prompt, params, None if spec is None else self.grammars.compile(spec))
 
     def _encode_prompt(self, text: str) -> list[int]:
         """Like encode, but a text that no context of this engine could hold is refused first."""

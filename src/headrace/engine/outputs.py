@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from headrace.engine.trace import SamplerTrace
 
 
@@ -77,6 +80,7 @@ class CompletionOutput:
 @dataclass(slots=True)
 class RequestOutput:
     """A request's result. prompt_logprobs[0] is None: nothing precedes the first token.
+    embedding: float32 [E], of a request with PoolingParams that ended well.
 
     seed: the seed used, given or drawn at admission; with it the request can be repeated.
     """
@@ -86,6 +90,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     prompt_logprobs: list[LogprobEntry | None] | None = None
+    embedding: npt.NDArray[np.float32] | None = None
     finished: bool = False
     num_cached_tokens: int = 0
     seed: int = 0

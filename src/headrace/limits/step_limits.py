@@ -32,7 +32,7 @@ from headrace.ops.recording import Attend, Embed, KVWrite, Select
 
 _MAX_KNOWN = 4096
 #: In this order the rows of a step are given.
-KINDS = (Rows.TOKENS, Rows.LOGIT_ROWS, Rows.PROMPT_ROWS)
+KINDS = (Rows.TOKENS, Rows.LOGIT_ROWS, Rows.PROMPT_ROWS, Rows.HIDDEN_ROWS)
 
 
 @dataclass(slots=True)  # not frozen: one is made per step

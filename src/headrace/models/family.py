@@ -1,8 +1,9 @@
 """Family: what one architecture file offers, as a value.
 
 A family translates a model file's description into a ModelConfig, lists its weights, and is a
-program in two parts: `trunk` (tokens → hidden [T, E], before the final norm) and `head` (any rows
-of hidden → logits). This file fixes how the parts make a step; it knows no device and no reader.
+program in two parts: `trunk` (tokens → hidden [T, E]) and `norm` (the final norm on any rows of
+hidden); the output head behind them is the same for all (blocks.output_head). This file fixes how
+the parts make a step; it knows no device and no reader.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class Trunk(Protocol):
     def __call__(self, ops: Ops[V], config: ModelConfig) -> V: ...
 
 
-class Head(Protocol):
-    """Final norm and output matrix on whatever rows it is given: [·, E] → logits [·, V]."""
+class Norm(Protocol):
+    """The final norm on whatever rows it is given: [·, E] → [·, E]."""
 
     def __call__(self, ops: Ops[V], config: ModelConfig, hidden: V) -> V: ...
 
@@ -55,6 +56,6 @@ class Family:
     config_from_hf: Callable[[Fields], ModelConfig]
     weight_specs: Callable[[ModelConfig], tuple[WeightSpec, ...]]
     trunk: Trunk
-    head: Head
+    norm: Norm
     hf_aliases: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()

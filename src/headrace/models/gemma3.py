@@ -136,5 +136,5 @@ FAMILY = Family(
     config_from_hf=config_from_hf,
     weight_specs=weight_specs,
     trunk=trunk,
-    head=llama.head,
+    norm=llama.norm,
 )

@@ -37,9 +37,8 @@ def trunk(ops: Ops[V], config: ModelConfig) -> V:
     return x
 
 
-def head(ops: Ops[V], config: ModelConfig, hidden: V) -> V:
-    normed = ops.layer_norm(hidden, "final_norm", "final_norm.bias", config.norm_eps)
-    return blocks.output_head(ops, config, normed)
+def norm(ops: Ops[V], config: ModelConfig, hidden: V) -> V:
+    return ops.layer_norm(hidden, "final_norm", "final_norm.bias", config.norm_eps)
 
 
 def config_from_gguf(fields: Fields, facts: TensorFacts) -> ModelConfig:
@@ -139,7 +138,7 @@ FAMILY = Family(
     config_from_hf=config_from_hf,
     weight_specs=weight_specs,
     trunk=trunk,
-    head=head,
+    norm=norm,
     hf_aliases=(("transformer.", ""),),
     ignored=("attn.bias", "attn.masked_bias"),
 )

@@ -29,8 +29,8 @@ def trunk(ops: Ops[V], config: ModelConfig) -> V:
     return x
 
 
-def head(ops: Ops[V], config: ModelConfig, hidden: V) -> V:
-    return blocks.output_head(ops, config, ops.rms_norm(hidden, "final_norm", config.norm_eps))
+def norm(ops: Ops[V], config: ModelConfig, hidden: V) -> V:
+    return ops.rms_norm(hidden, "final_norm", config.norm_eps)
 
 
 def config_from_gguf(fields: Fields, facts: TensorFacts) -> ModelConfig:
@@ -81,6 +81,6 @@ FAMILY = Family(
     config_from_hf=config_from_hf,
     weight_specs=weight_specs,
     trunk=trunk,
-    head=head,
+    norm=norm,
     ignored=("rotary_emb.inv_freq", "rope_freqs.weight"),
 )

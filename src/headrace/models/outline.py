@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from headrace.errors import ModelFileError
-from headrace.models import catalog
+from headrace.models import blocks, catalog
 from headrace.models.config import ModelConfig
 from headrace.models.family import Family
 from headrace.models.fields import Fields
@@ -53,13 +53,20 @@ class ModelOutline:
         """Tokens → outputs "hidden" [T, E] and "logits" [len(logit_rows), V]."""
         hidden = self.family.trunk(ops, self.config)
         ops.output("hidden", hidden)
-        chosen = ops.rows(hidden, Rows.LOGIT_ROWS)
-        ops.output("logits", self.family.head(ops, self.config, chosen))
+        self._logits(ops, ops.rows(hidden, Rows.LOGIT_ROWS))
 
     def prompt_logits(self, ops: Ops[V], hidden: V) -> None:
         """ "hidden" [T, E] → output "logits" of some of the step's prompt rows."""
-        chosen = ops.rows(hidden, Rows.PROMPT_ROWS)
-        ops.output("logits", self.family.head(ops, self.config, chosen))
+        self._logits(ops, ops.rows(hidden, Rows.PROMPT_ROWS))
+
+    def final_hidden(self, ops: Ops[V], hidden: V) -> None:
+        """ "hidden" [T, E] → output "final" of some of the step's rows: the final norm of them."""
+        chosen = ops.rows(hidden, Rows.HIDDEN_ROWS)
+        ops.output("final", self.family.norm(ops, self.config, chosen))
+
+    def _logits(self, ops: Ops[V], chosen: V) -> None:
+        normed = self.family.norm(ops, self.config, chosen)
+        ops.output("logits", blocks.output_head(ops, self.config, normed))
 
 
 def uniform(matrices: NumberFormat) -> Callable[[WeightSpec], NumberFormat]:

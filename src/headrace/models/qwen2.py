@@ -44,6 +44,6 @@ FAMILY = Family(
     config_from_hf=config_from_hf,
     weight_specs=weight_specs,
     trunk=llama.trunk,
-    head=llama.head,
+    norm=llama.norm,
     ignored=("rotary_emb.inv_freq",),
 )

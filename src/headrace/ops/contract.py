@@ -25,6 +25,7 @@ class Rows(Enum):
     TOKENS = "tokens"  # T: every new token of the step
     LOGIT_ROWS = "logit_rows"  # the rows of Batch.logit_rows
     PROMPT_ROWS = "prompt_rows"  # a few rows at a time of Batch.prompt_rows (prompt logprobs)
+    HIDDEN_ROWS = "hidden_rows"  # a few rows at a time whose hidden values are wanted (embeddings)
 
 
 class RopeLayout(Enum):

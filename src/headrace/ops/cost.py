@@ -133,14 +133,16 @@ class CostModel:
         *,
         num_logit_rows: int | None = None,
         num_prompt_rows: int = 0,
+        num_hidden_rows: int = 0,
     ) -> StepCost:
         """One step, without the ops that get no rows. num_logit_rows: rows that go through the head
         (default: the last of each chunk). num_prompt_rows: rows whose logits are wanted as well,
-        for prompt logprobs."""
+        for prompt logprobs. num_hidden_rows: rows whose final hidden values are."""
         rows = {
             Rows.TOKENS: sum(c.num_new for c in chunks),
             Rows.LOGIT_ROWS: len(chunks) if num_logit_rows is None else num_logit_rows,
             Rows.PROMPT_ROWS: num_prompt_rows,
+            Rows.HIDDEN_ROWS: num_hidden_rows,
         }
         step = _Step(
             rows,

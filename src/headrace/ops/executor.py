@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from headrace.ops.batch import Batch
+from headrace.ops.batch import Batch, Int32Array
 from headrace.ops.kv import KVFormat, KVGroupSpec
 
 if TYPE_CHECKING:
@@ -27,6 +27,11 @@ class Executor(Protocol):
     @property
     def vocab_size(self) -> int:
         """Rows of the output head; may exceed the tokenizer's ids (padded vocabulary)."""
+        ...
+
+    @property
+    def hidden_size(self) -> int:
+        """E, columns of final hidden values."""
         ...
 
     @property
@@ -60,4 +65,11 @@ class Executor(Protocol):
 
         Each array is valid until the next one is asked for; all end with the next `run`.
         """
+        ...
+
+    def final_hidden(
+        self, batch: Batch, rows: Int32Array, rows_per_call: int = 64
+    ) -> Iterator[npt.NDArray[np.float32]]:
+        """Hidden values after the final norm, float32 [n, E], of any rows of the step just run,
+        a few at a time, in order; valid as `prompt_logits`' are."""
         ...

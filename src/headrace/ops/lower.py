@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from headrace.native import _core
 
 # The core's enumerations (step.h).
-_ROWS = {Rows.TOKENS: 0, Rows.LOGIT_ROWS: 1, Rows.PROMPT_ROWS: 2}
+# Segments after the step run alone, each on rows of its own choice.
+_ROWS = {Rows.TOKENS: 0, Rows.LOGIT_ROWS: 1, Rows.PROMPT_ROWS: 2, Rows.HIDDEN_ROWS: 2}
 _GATES = {Activation.SILU: 0, Activation.GELU_TANH: 1}
 NATIVE_KV_FORMATS = {KVFormat.F32: 0, KVFormat.BF16: 1, KVFormat.F16: 2}
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import CapacityError, NativeError, UsageError
-from headrace.ops.batch import Batch
+from headrace.ops.batch import Batch, Int32Array
 from headrace.ops.contract import Rows
 from headrace.ops.fuse import fuse
 from headrace.ops.kv import KVFormat, KVGroupSpec
@@ -77,6 +77,7 @@ class NativeModel:
         context = program.max_context if max_context is None else max_context
         self._kv_groups = program.kv_groups
         self._vocab_size = program.vocab_size
+        self._hidden_size = program.hidden_size
         self._keep = keep
         self.recording: Recording = record(program)
         if edit is not None:
@@ -108,10 +109,11 @@ class NativeModel:
             self.fused, self.weights, self._kv_groups, core_program, context, keep=keep
         )
         self._program = self._lowering.program
-        step_outputs, prompt_outputs = self.recording.outputs
+        step_outputs, prompt_outputs, final_outputs = self.recording.outputs
         self._logits = self._view(step_outputs["logits"])
         self._hidden = self._view(step_outputs["hidden"])
         self._prompt_logits = self._view(prompt_outputs["logits"])
+        self._final = self._view(final_outputs["final"])
         self._steps = 0
         self._num_tokens = 0
         self._batch: Batch | None = None  # the last one, and its arrays as the core takes them
@@ -124,6 +126,10 @@ class NativeModel:
     @property
     def vocab_size(self) -> int:
         return self._vocab_size
+
+    @property
+    def hidden_size(self) -> int:
+        return self._hidden_size
 
     @property
     def pool(self) -> _core.Pool:
@@ -186,16 +192,27 @@ class NativeModel:
 
     def prompt_logits(self, batch: Batch, rows_per_call: int = 8) -> Iterator[Floats]:
         """See Executor. rows_per_call: 1 … 64."""
+        return self._rows(1, batch.prompt_rows, rows_per_call, self._prompt_logits, "prompt logits")
+
+    def final_hidden(
+        self, batch: Batch, rows: Int32Array, rows_per_call: int = 64
+    ) -> Iterator[Floats]:
+        """See Executor. rows_per_call: 1 … 64."""
+        return self._rows(2, rows, rows_per_call, self._final, "final hidden values")
+
+    def _rows(
+        self, segment: int, rows: Int32Array, rows_per_call: int, out: Floats, what: str
+    ) -> Iterator[Floats]:
+        """Runs a segment behind the step for some rows at a time."""
         step = self._steps
-        rows = batch.prompt_rows
         for start in range(0, rows.shape[0], rows_per_call):
-            assert self._steps == step, "prompt_logits after another step"
+            assert self._steps == step, f"{what} after another step"
             chosen = rows[start : start + rows_per_call]
             try:
-                self._program.run_rows(chosen)
+                self._program.run_rows(chosen, segment)
             except ValueError as error:
-                raise UsageError(f"prompt logits: {error}.") from error
-            yield self._prompt_logits[: chosen.shape[0]]
+                raise UsageError(f"{what}: {error}.") from error
+            yield out[: chosen.shape[0]]
 
     # ---- looking inside -------------------------------------------------------------------------
 

@@ -4,9 +4,10 @@
 
     step(ops)                    embed → layers → output("hidden") → rows → head → output("logits")
     prompt_logits(ops, hidden)   rows(hidden, PROMPT_ROWS) → head → output("logits")
+    final_hidden(ops, hidden)    rows(hidden, HIDDEN_ROWS) → final norm → output("final")
 
-The second one is recorded on its own, so that the logits of many prompt positions are computed a
-few rows at a time after the step, from the hidden values that the step left behind.
+The last two are recorded on their own, so that logits or final hidden values of many positions are
+computed a few rows at a time after the step, from the hidden values that the step left behind.
 """
 
 from __future__ import annotations
@@ -51,6 +52,11 @@ class Outline(Protocol):
 
     def prompt_logits(self, ops: Ops[V], hidden: V) -> None:
         """From "hidden" [T, E] of the step just run to "logits" of some of its prompt rows."""
+        ...
+
+    def final_hidden(self, ops: Ops[V], hidden: V) -> None:
+        """From "hidden" [T, E] of the step just run to "final" of some of its rows: their hidden
+        values after the final norm, what the output head reads."""
         ...
 
 

@@ -31,7 +31,8 @@ from headrace.ops.recording import (
 
 
 def record(program: Outline) -> Recording:
-    """Runs the program once on a Recorder: the step, then the logits of prompt rows."""
+    """Runs the program once on a Recorder: the step, then logits of prompt rows, then final hidden
+    values; a segment each."""
     weights = program.weights
 
     def shape_of(weight: str) -> tuple[int, ...]:
@@ -44,6 +45,8 @@ def record(program: Outline) -> Recording:
     hidden = recorder.outputs[0]["hidden"]
     recorder.next_segment()
     program.prompt_logits(recorder, hidden)
+    recorder.next_segment()
+    program.final_hidden(recorder, hidden)
     return recorder.finish()
 
 

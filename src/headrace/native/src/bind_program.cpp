@@ -255,13 +255,15 @@ void run_step(Program& p, const AnyArray& tokens, const AnyArray& positions, con
   p.run(0, step);
 }
 
-void run_rows(Program& p, const AnyArray& rows) {
+void run_rows(Program& p, const AnyArray& rows, int segment) {
+  if (segment < 1 || segment >= p.num_segments())
+    refuse("there is no segment " + std::to_string(segment) + " behind the step");
   Step step{};
   step.rows[2] = elements<int32_t>(rows, "prompt_rows", {kAnySize});
   step.num_rows[2] = static_cast<int64_t>(rows.shape(0));
   p.check_prompt_rows(step);
   nb::gil_scoped_release unlocked;
-  p.run(1, step);
+  p.run(segment, step);
 }
 
 nb::ndarray<nb::numpy, float> matrix_array(nb::handle self, const Matrix& matrix) {
@@ -374,8 +376,8 @@ void register_running(nb::class_<Program>& c) {
           nb::arg("context_lens"), nb::arg("logit_rows"), nb::arg("prompt_rows"), nb::arg("groups"),
           "Runs segment 0 on int32 arrays (ops/batch.py); groups: a tuple of (slots, block_tables, "
           "first_pos) per KV group. ValueError names what does not fit.")
-      .def("run_rows", &run_rows, nb::arg("prompt_rows"),
-           "Runs segment 1 for at most 64 rows of the step just run.")
+      .def("run_rows", &run_rows, nb::arg("rows"), nb::arg("segment") = 1,
+           "Runs a segment behind the step for at most 64 rows of the step just run.")
       .def("array", &matrix_array, nb::arg("matrix"),
            "A matrix as a numpy view [capacity, columns] of its buffer.")
       .def("kv_bytes", &kv_bytes, nb::arg("group"),

@@ -129,6 +129,10 @@ class ReferenceExecutor:
         return self._program.vocab_size
 
     @property
+    def hidden_size(self) -> int:
+        return self._program.hidden_size
+
+    @property
     def pool(self) -> None:
         """See `Executor`."""
         return None
@@ -160,6 +164,16 @@ class ReferenceExecutor:
             ops = self._ops(batch, batch.prompt_rows[start : start + rows_per_call])
             self._program.prompt_logits(ops, self._hidden)
             yield _numbers(ops.outputs["logits"])
+
+    def final_hidden(
+        self, batch: Batch, rows: npt.NDArray[np.int32], rows_per_call: int = 64
+    ) -> Iterator[npt.NDArray[np.float32]]:
+        """See `Executor`."""
+        assert self._hidden is not None, "run comes first"
+        for start in range(0, len(rows), rows_per_call):
+            ops = self._ops(batch, rows[start : start + rows_per_call])
+            self._program.final_hidden(ops, self._hidden)
+            yield _numbers(ops.outputs["final"])
 
     def _ops(self, batch: Batch, prompt_rows: npt.NDArray[np.int32]) -> ReferenceOps:
         assert self._pages is not None

@@ -24,7 +24,7 @@ from headrace.ops.reference.weights import WeightStore
 @dataclass(frozen=True, slots=True)
 class StepRows:
     """The rows of one step. tokens, positions: int64 [T]; spans: R + 1 row borders of the requests;
-    logit_rows, prompt_rows: int64 row numbers."""
+    logit_rows, prompt_rows: int64 row numbers; prompt_rows also those of final hidden values."""
 
     tokens: Tensor
     positions: Tensor
