@@ -6,7 +6,8 @@
                   resume │ └──── preempted ──────────┘    abort, error: from any state
                       paused ◀── pause: from waiting and running
 
-One thread at a time; nothing in here waits on I/O. A failing request never takes the engine down:
+One thread at a time, whichever it is (`check` may be called by any beside it); nothing in here
+waits on I/O. A failing request never takes the engine down:
 what goes wrong for one sequence ends that sequence with an error. What every step does to a
 sequence is the same whether it prefills, decodes, resumes or follows a cache hit.
 """
@@ -271,7 +272,8 @@ class Engine:
             self._commit(plan)
             deltas = []
             if unscored:
-                deltas = self._fail(unscored, "The model gave values that are not finite.")
+                what = "The model gave prompt logits or hidden values that are not finite."
+                deltas = self._fail(unscored, what)
             deltas += self._draw(drawing, logits)
             if self._num_drawless:
                 deltas += self._end_drawless(plan)
