@@ -8,8 +8,11 @@ Clients map the status to an exception class and retry 408, 409, 429 and 5xx by 
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import fields
 from typing import Any
 
+from headrace.engine.params import SamplingParams
 from headrace.errors import (
     CapacityError,
     ContextLengthError,
@@ -31,6 +34,16 @@ _TYPES = {
     429: "rate_limit_exceeded",
     500: "server_error",
     503: "unavailable_error",
+}
+
+
+#: SamplingParams' sentences say "FIELD = …", "FIELD must …", "FIELD holds …" or "FIELD bans …".
+_FIELD = re.compile(r"\b([a-z_]+)(?:\[\d+\])? (?:= |must |holds |bans )")
+#: Fields that have another name in a request.
+_REQUEST_NAMES = {field.name: field.name for field in fields(SamplingParams)} | {
+    "stages": "sampler_stages",
+    "trace": "sampler_trace",
+    "banned_token_ids": "bad_words",
 }
 
 
@@ -82,6 +95,14 @@ def api_error(error: HeadraceError) -> ApiError:
             return ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
         case ContextLengthError():
             return invalid(message, code="context_length_exceeded")
-        case UsageError() | PromptError() | CapacityError():
+        case UsageError():
+            return invalid(message, named_field(message))
+        case PromptError() | CapacityError():
             return invalid(message)
     return ApiError(500, message)
+
+
+def named_field(message: str) -> str | None:
+    """The request field that a sentence of SamplingParams is about."""
+    found = _FIELD.search(message)
+    return None if found is None else _REQUEST_NAMES.get(found[1])

@@ -100,7 +100,8 @@ def sampling_params(
     if given.get("n", 1) > MAX_SAMPLES:
         raise invalid(f"n = {given['n']} is out of range: 1 … {MAX_SAMPLES}.", "n")
     _check_stops(given.get("stop", ()))
-    for name, number in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
+    top = "top_logprobs" if "top_logprobs" in type(body).model_fields else "logprobs"
+    for name, number in ((top, logprobs), ("prompt_logprobs", prompt_logprobs)):
         if number is not None and not 0 <= number <= MAX_TOP_LOGPROBS:
             raise invalid(f"{name} = {number} is out of range: 0 … {MAX_TOP_LOGPROBS}.", name)
     return SamplingParams(

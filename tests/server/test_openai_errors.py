@@ -1,0 +1,220 @@
+"""What the openai package raises, and what it retries by itself, on each kind of refusal."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+
+from conftest import API_KEY
+from live_server import LiveServer
+
+pytestmark = pytest.mark.models
+
+MODEL = "smollm2-135m"
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture
+def client(guarded: LiveServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=guarded.api, api_key=API_KEY, max_retries=0) as made:
+        yield made
+
+
+def test_a_wrong_key(guarded: LiveServer) -> None:
+    with openai.OpenAI(base_url=guarded.api, api_key="wrong", max_retries=0) as client:
+        for call in (client.models.list, lambda: client.models.retrieve(MODEL)):
+            with pytest.raises(openai.AuthenticationError) as caught:
+                call()
+            assert caught.value.code == "invalid_api_key"
+            assert caught.value.request_id
+
+
+def test_an_unknown_model(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(model="gpt-9", messages=HELLO)
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    assert "gpt-9" in caught.value.message
+    assert MODEL in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 1.5, "extra_body": {"top_p": "high"}}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": 1000}, "n"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logit_bias": {"1000000": 1}}, "logit_bias"),
+        ({"extra_body": {"allowed_token_ids": [-5]}}, "allowed_token_ids"),
+        ({"stop": ["a"] * 65}, "stop"),
+        ({"seed": -1}, "seed"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"extra_body": {"tempurature": 1}}, "tempurature"),
+        ({"extra_body": {"mirostat": 2}}, "mirostat"),
+    ],
+)
+def test_row_32_a_wrong_field_is_named(
+    client: openai.OpenAI, guarded: LiveServer, fields: dict[str, object], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model=MODEL, messages=HELLO, **fields)
+    assert param in caught.value.message
+    assert caught.value.param == param
+    assert caught.value.type == "invalid_request_error"
+    assert guarded.healthy()
+
+
+def test_row_32_what_cannot_change_the_answer_is_ignored_aloud(client: openai.OpenAI) -> None:
+    raw = client.chat.completions.with_raw_response.create(
+        model=MODEL, messages=HELLO, max_tokens=1, store=False, metadata={"a": "b"},
+        service_tier="auto", prompt_cache_key="k", user="u",
+    )  # fmt: skip
+    ignored = set(raw.headers["x-headrace-ignored"].split(", "))
+    assert ignored == {"store", "metadata", "service_tier", "prompt_cache_key", "user"}
+
+
+def ids(count: int) -> list[int]:
+    return [504] * count
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("count", "max_tokens"), [(512, 1), (512, None), (513, 1), (2000, 8)])
+def test_rows_49_and_57_a_prompt_over_the_window_is_refused_with_the_numbers(
+    client: openai.OpenAI, count: int, max_tokens: int | None, stream: bool
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(
+            model=MODEL, prompt=ids(count), max_tokens=max_tokens, stream=stream
+        )
+    assert caught.value.code == "context_length_exceeded"
+    for number in ("512", str(count)):
+        assert number in caught.value.message.replace(",", "")
+    assert not re.search(r"-\d", caught.value.message)  # no negative count
+
+
+def test_rows_49_and_57_what_fits_is_served(client: openai.OpenAI) -> None:
+    asked = {"model": MODEL, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    full = client.completions.create(prompt=ids(511), max_tokens=1, **asked)
+    assert full.usage.prompt_tokens == 511
+    assert full.usage.completion_tokens == 1
+    # Nothing asked for: what the context still holds.
+    rest = client.completions.create(prompt=ids(508), **asked)
+    assert (rest.usage.completion_tokens, rest.choices[0].finish_reason) == (4, "length")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(prompt=ids(508), max_tokens=5, **asked)
+    for number in ("512", "508", "5"):
+        assert number in caught.value.message
+    text = "The secret word is heron. " + "The mill turns. " * 600
+    with pytest.raises(openai.BadRequestError, match="512"):
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": text}])
+    cut = client.completions.create(
+        model=MODEL, prompt=text, max_tokens=1, extra_body={"truncate_prompt_tokens": -1}
+    )
+    assert cut.usage.prompt_tokens < 512
+
+
+# ---- busy ---------------------------------------------------------------------------------------
+
+
+class Crowd:
+    """Long streams that fill a server: two run, two wait. `leave` closes them."""
+
+    def __init__(self, server: LiveServer) -> None:
+        self._http = httpx.Client(base_url=server.url, headers=server.http.headers, timeout=60)
+        body = {"prompt": ids(8), "max_tokens": 480, "ignore_eos": True, "stream": True,
+                "logprobs": 20}  # fmt: skip
+        self._answers = [
+            self._http.send(self._http.build_request("POST", "/v1/completions", json=body),
+                            stream=True)
+            for _ in range(4)
+        ]  # fmt: skip
+        assert all(answer.status_code == 200 for answer in self._answers)
+
+    def leave(self) -> None:
+        for answer in self._answers:
+            answer.close()
+        self._http.close()
+
+
+def test_a_full_queue_is_a_rate_limit_error(client: openai.OpenAI, guarded: LiveServer) -> None:
+    crowd = Crowd(guarded)
+    try:
+        with pytest.raises(openai.RateLimitError) as caught:
+            client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=1)
+        assert caught.value.code == "queue_full"
+        assert int(caught.value.response.headers["retry-after"]) >= 1
+    finally:
+        crowd.leave()
+    assert guarded.idle(2.0)
+
+
+def test_the_sdk_waits_as_long_as_it_is_told_and_succeeds(guarded: LiveServer) -> None:
+    """Its own back-off would start below half a second; Retry-After says one."""
+    crowd = Crowd(guarded)
+    threading.Timer(0.5, crowd.leave).start()
+    began = time.monotonic()
+    with openai.OpenAI(base_url=guarded.api, api_key=API_KEY, max_retries=3) as client:
+        raw = client.chat.completions.with_raw_response.create(
+            model=MODEL, messages=HELLO, max_tokens=1
+        )
+    assert raw.retries_taken >= 1
+    assert time.monotonic() - began >= 0.95
+    assert raw.parse().usage.completion_tokens == 1
+
+
+# ---- in the middle ------------------------------------------------------------------------------
+
+
+def test_a_stream_that_fails_raises_api_error(client: openai.OpenAI, guarded: LiveServer) -> None:
+    """The request's own time limit ends it after some tokens have been sent."""
+    stream = client.completions.create(
+        model=MODEL, prompt=ids(8), max_tokens=500, stream=True, logprobs=20,
+        extra_body={"ignore_eos": True, "timeout": 0.15},
+    )  # fmt: skip
+    assert next(stream).choices[0].text
+    with pytest.raises(openai.APIError, match="time limit") as caught:
+        list(stream)
+    assert caught.value.code == "deadline_exceeded"
+    assert guarded.idle(2.0)
+
+
+def test_a_client_that_gives_up_leaves_nothing_running(
+    guarded: LiveServer, client: openai.OpenAI
+) -> None:
+    with pytest.raises(openai.APITimeoutError):
+        client.with_options(timeout=0.1).completions.create(
+            model=MODEL, prompt=ids(8), max_tokens=500, extra_body={"ignore_eos": True}
+        )
+    assert guarded.idle(1.0)
+    stream = client.completions.create(
+        model=MODEL, prompt=ids(8), max_tokens=500, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    stream.close()
+    assert guarded.idle(1.0)
+
+
+# ---- the key ------------------------------------------------------------------------------------
+
+
+def test_row_58_only_health_is_open_without_the_key(guarded: LiveServer) -> None:
+    document = guarded.json("/openapi.json")
+    paths = [(method, path) for path, item in document["paths"].items() for method in item]
+    assert len(paths) > 10
+    for method, path in [*paths, ("get", "/openapi.json"), ("get", "/no/such/route")]:
+        path = path.replace("{model_id}", MODEL)
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": API_KEY}):
+            answer = httpx.request(method, guarded.url + path, headers=headers, timeout=30)
+            assert answer.status_code == (200 if path == "/health" else 401), (method, path)
+    for headers in ({"authorization": f"Bearer {API_KEY}"}, {"x-api-key": API_KEY}):
+        answer = httpx.get(f"{guarded.url}/v1/models", headers=headers, timeout=30)
+        assert answer.status_code == 200
