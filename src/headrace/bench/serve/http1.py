@@ -16,6 +16,7 @@ MAX_HEAD_BYTES = 64 << 10
 _MAX_CHUNK_LINE_BYTES = 4096
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) (\d{3})(?: .*)?")
 _SIZE = re.compile(rb"[0-9a-fA-F]{1,15}")
+_SIZE_LINE = re.compile(rb"([0-9a-fA-F]{1,15})\r\n")
 _LENGTH = re.compile(r"\d{1,18}")
 _END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
 
@@ -55,6 +56,12 @@ class ResponseParser:
 
     def feed(self, data: bytes) -> bytes:
         """The part of the body that `data` carries. Raises RequestFailed (bad_http, too_large)."""
+        if self._state is _State.CHUNK_SIZE and not self._buffer:
+            # Nearly always one whole chunk: a server writes a token, we read it.
+            line = _SIZE_LINE.match(data)
+            size = int(line[1], 16) if line else 0
+            if line and size and len(data) == line.end() + size + 2 and data.endswith(b"\r\n"):
+                return data[line.end() : -2]
         if self._buffer:
             data = self._buffer + data
             self._buffer = b""
