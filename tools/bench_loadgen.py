@@ -33,6 +33,7 @@ from headrace.bench.serve.run import Outcome, run_load
 from headrace.bench.serve.target import parse_target
 
 FIRST_S, GAP_S = 0.5, 0.01
+_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 ALLOWED_MS = 2.0
 
 
@@ -41,8 +42,12 @@ class ScriptedServer:
     connection reads requests; one thread sends what is due."""
 
     def __init__(self, chunks: int, first_s: float, gap_s: float) -> None:
-        self._chunks, self._first_s, self._gap_s = chunks, first_s, gap_s
-        self._due: list[tuple[float, int, socket.socket, bytes]] = []
+        self._first_s, self._gap_s = first_s, gap_s
+        self._answer = [_chunk(_event(index, chunks)) for index in range(chunks)]
+        self._answer[0] = _HEAD + self._answer[0]
+        self._answer[-1] += _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+        # (when, tie-break, connection, index of the chunk to send): the next of every stream.
+        self._due: list[tuple[float, int, socket.socket, int]] = []
         self._order = itertools.count()
         self._changed = threading.Condition()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
@@ -71,20 +76,11 @@ class ScriptedServer:
                 head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n".encode()
                 connection.sendall(head + body)
             else:
-                self._schedule(connection, arrived)
+                self._schedule(arrived + self._first_s, connection, 0)
 
-    def _schedule(self, connection: socket.socket, arrived: float) -> None:
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
-        head += b"Transfer-Encoding: chunked\r\n\r\n"
+    def _schedule(self, due: float, connection: socket.socket, index: int) -> None:
         with self._changed:
-            for index in range(self._chunks):
-                data = _chunk(_event(index, self._chunks))
-                if index == 0:
-                    data = head + data
-                if index == self._chunks - 1:
-                    data += _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
-                due = arrived + self._first_s + index * self._gap_s
-                heapq.heappush(self._due, (due, next(self._order), connection, data))
+            heapq.heappush(self._due, (due, next(self._order), connection, index))
             self._changed.notify()
 
     def _send(self) -> None:
@@ -97,9 +93,11 @@ class ScriptedServer:
                 time.sleep(min(wait, 0.005))
                 continue
             with self._changed:
-                _, _, connection, data = heapq.heappop(self._due)
+                due, _, connection, index = heapq.heappop(self._due)
             with contextlib.suppress(OSError):
-                connection.sendall(data)
+                connection.sendall(self._answer[index])
+            if index + 1 < len(self._answer):
+                self._schedule(due + self._gap_s, connection, index + 1)
 
 
 def _event(index: int, chunks: int) -> bytes:
