@@ -95,11 +95,12 @@ def _notes(outcome: Outcome) -> list[str]:
     """The conditions in some lines, then the warnings."""
     wanted, summary, cost = outcome.wanted, outcome.summary, outcome.overhead
     c = outcome.conditions
+    targets = ", ".join(f"{name} ≤ {ms:g} ms" for name, ms in wanted.targets.items())
     lines = [
         f"{wanted.target.url}{wanted.endpoint}, model {outcome.model}; {_load(outcome)}",
         f"{_lengths(outcome)}; temperature {wanted.temperature:g}"
         + (", ends of text ignored" if c.get("ignore_eos") else "")
-        + "".join(f"; good: {name} ≤ {ms:g} ms" for name, ms in wanted.targets.items()),
+        + (f"; good: {targets}" if targets else ""),
         f"times: {BOUNDARY}",
         f"warm-up: {c.get('warm_up_requests', 0)} requests before, not counted"
         + (", from the same prompts" if c.get("shared_with_warm_up") else "")
