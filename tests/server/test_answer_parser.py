@@ -109,6 +109,12 @@ GOLDEN: dict[str, tuple[AnswerFormat, str, list[Piece]]] = {
         tagged("time", '{"code": "a\nb"}'),
         call(0, "time", '{"code": "a\\u000ab"}'),
     ),
+    "a name that is no text": (JSON, '{"name": null}', [Content('{"name": null}')]),
+    "arguments that are not Unicode": (
+        JSON,
+        '{"name": "time", "arguments": "{\\"a\\": \\"\\ud800\\"}"}',
+        [Content('{"name": "time", "arguments": "{\\"a\\": \\"\\ud800\\"}"}')],
+    ),
     "surplus brace": (
         HERMES,
         '<tool_call>\n{"name": "time", "arguments": {}}}\n</tool_call>',
@@ -404,6 +410,9 @@ def test_endless_structures_cost_only_their_own_length() -> None:
         "<tool_cal" * 30_000,
         "<tool_call>" * 30_000,
         '{"name": "' + "x" * 200_000,
+        '{"name": ' + "9" * 200_000 + "}",
+        '{"name": ' + "[" * 100_000 + "]" * 100_000 + "}",
+        '{"name": "time", "arguments": ' + "[" * 100_000 + "]" * 100_000 + "}",
     ):
         for start in ("", "word "):
             pieces = read(HERMES, start + text, [7] * (len(text) // 7))

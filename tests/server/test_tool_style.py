@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from formats.text_data import vocabulary_suite
 from headrace.errors import PromptError, UsageError
 from headrace.formats.chat_fallback import FALLBACK_TEMPLATES
 from headrace.formats.chat_template import ChatTemplate
 from headrace.server.parsing.reasoning import reasoning_format
-from headrace.server.parsing.tool_messages import CallShape, folded, shaped
+from headrace.server.parsing.tool_messages import CALL_SHAPES, CallShape, folded, shaped
 from headrace.server.parsing.tool_request import ToolRequest, read_tools
 from headrace.server.parsing.tool_style import needs_style, tool_style
 
@@ -196,6 +200,47 @@ def test_malformed_calls_are_refused_by_name(calls: Any, words: str) -> None:
     with pytest.raises(PromptError) as caught:
         folded([{"role": "assistant", "content": "x", "tool_calls": calls}])
     assert words in str(caught.value)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.just('{"a": 1}'),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["id", "type", "function", "name", "arguments", "text"]),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=8,
+)
+A_CALL = st.fixed_dictionaries(
+    {"function": st.fixed_dictionaries({"name": st.just("f"), "arguments": ANYTHING})},
+    optional={"id": ANYTHING},
+)
+A_MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "tool", "system", "developer"])},
+    optional={
+        "content": ANYTHING,
+        "tool_calls": st.lists(A_CALL, max_size=3) | ANYTHING,
+        "tool_call_id": st.sampled_from(["a", "b"]) | ANYTHING,
+        "name": ANYTHING,
+    },
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(A_MESSAGE | ANYTHING, max_size=5), st.sampled_from(CALL_SHAPES))
+def test_whatever_messages_come_they_are_shaped_or_refused(
+    messages: list[Any], shape: CallShape
+) -> None:
+    for work in (folded, lambda given: shaped(given, shape)):
+        before = copy.deepcopy(messages)
+        with contextlib.suppress(PromptError):
+            for message in work(messages):
+                assert message["role"]
+                assert isinstance(message["content"], str | None)
+        assert messages == before
 
 
 def test_needs_style(request_: ToolRequest) -> None:

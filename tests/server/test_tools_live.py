@@ -4,6 +4,8 @@ promises must hold all the same. Clients: the OpenAI SDK and plain HTTP."""
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any, Literal
 
 import jsonschema
@@ -246,3 +248,61 @@ def test_mistakes_are_named(
     error = smollm2.refusal("/v1/chat/completions", {"messages": MESSAGES, **fields})
     assert words in error["message"]
     assert (error["param"] or "") == param
+
+
+def test_the_page_s_example_runs(smollm2: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert "http://127.0.0.1:8000" in code
+    exec(code.replace("http://127.0.0.1:8000", smollm2.url), {})
+    assert json.loads(capsys.readouterr().out)["city"] in ("Oslo", "Rome")
+
+
+def test_logprobs_go_with_every_token_of_a_call(client: openai.OpenAI) -> None:
+    options: Any = {
+        "model": MODEL, "messages": MESSAGES, "tools": TOOLS, "tool_choice": NAMED, "seed": 4,
+        "logprobs": True, "top_logprobs": 2,
+    }  # fmt: skip
+    whole = client.chat.completions.create(**options).choices[0]
+    assert whole.logprobs
+    told = [
+        entry
+        for chunk in client.chat.completions.create(**options, stream=True)
+        for choice in chunk.choices
+        if choice.logprobs
+        for entry in choice.logprobs.content or []
+    ]
+    assert told == whole.logprobs.content
+    text = "".join(entry.token for entry in told)
+    assert json.loads(text[: text.rindex("}") + 1])["name"] == "get_time"
+
+
+OPENED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant\n<think>\n"
+)
+
+
+def test_reasoning_that_the_prompt_opens(smollm2: LiveServer) -> None:
+    """SmolLM2 never closes it: all is reasoning, streamed as whole, and counted."""
+    body = {
+        "messages": MESSAGES, "chat_template": OPENED, "max_tokens": 12, "temperature": 0,
+        "stop": ["</never>"],
+    }  # fmt: skip
+    whole = smollm2.json("/v1/chat/completions", body)
+    message = whole["choices"][0]["message"]
+    assert message["content"] == ""
+    assert message["reasoning_content"]
+    usage = whole["usage"]
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == usage["completion_tokens"]
+    stream = smollm2.post(
+        "/v1/chat/completions",
+        {**body, "stream": True, "stream_options": {"include_usage": True}},
+    )
+    events = [json.loads(line[6:]) for line in stream.text.splitlines() if line[:7] == "data: {"]
+    deltas = [event["choices"][0]["delta"] for event in events if event["choices"]]
+    joined_text = "".join(delta.get("reasoning_content", "") for delta in deltas)
+    assert joined_text == message["reasoning_content"]
+    assert events[-1]["usage"] == usage
+    raw = smollm2.json("/v1/chat/completions", {**body, "response_format": {"type": "json_object"}})
+    assert raw["choices"][0]["message"]["content"].startswith("{")

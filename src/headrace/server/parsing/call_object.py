@@ -153,29 +153,26 @@ class CallObject:
         if role == _IS_ARGUMENTS:
             self._have_arguments = True
         elif role != _IS_OTHER:
-            # strict=False: line breaks inside strings, as in JsonValue.
-            value = json.loads("".join(self._buffer), strict=False)
+            value = _text_value("".join(self._buffer))
             self._buffer.clear()
             if role == _IS_KEY:
-                self._key = value
+                self._key = value or ""
                 self.failed = not self._tagged and value not in _USUAL_KEYS
             elif role == _IS_NAME:
-                self.failed = not isinstance(value, str) or value not in self._known
+                self.failed = value is None or value not in self._known
                 self.name = None if self.failed else value
             else:
                 self._take_held(value)
 
-    def _take_held(self, value: object) -> None:
+    def _take_held(self, value: str | None) -> None:
         """Arguments that are no object: null, or an object written out as a string."""
-        text = "{}" if value is None else value
+        text = (value or "").strip(" \t\n\r")
         reader = JsonValue()
-        if isinstance(text, str) and text.strip(" \t\n\r").startswith("{"):
-            text = text.strip(" \t\n\r")
-            if reader.push(text, 0) == len(text) and reader.done:
-                self._parts.append(escape_raw(text, reader.raw))
-                self._open = self._have_arguments = True
-                return
-        self.failed = True
+        if text.startswith("{") and reader.push(text, 0) == len(text) and reader.done:
+            self._parts.append(escape_raw(text, reader.raw))
+            self._open = self._have_arguments = True
+        else:
+            self.failed = True
 
     def _end_of_object(self) -> None:
         self.done = not self._doubled
@@ -185,3 +182,18 @@ class CallObject:
         elif not self._open:
             self._parts.append("{}")
             self._open = self._have_arguments = True
+
+
+def _text_value(text: str) -> str | None:
+    """The string that a JSON string stands for; "{}" for null; None for anything else, which may be
+    too deep or too long to be read, and for what is not Unicode."""
+    if text == "null":
+        return "{}"
+    if not text.startswith('"'):
+        return None
+    value: str = json.loads(text, strict=False)  # line breaks inside, as in JsonValue
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return None
+    return value
