@@ -1,4 +1,4 @@
-"""Tool calls as a model that was taught them writes them: Qwen2.5-Coder 0.5B, through its template."""
+"""Tool calls as a model that was taught them writes them: Qwen2.5-Coder 0.5B, by its template."""
 
 from __future__ import annotations
 
@@ -113,10 +113,11 @@ def test_results_are_understood(llm: LLM) -> None:
             "content": None,
             "tool_calls": [{"id": "call_1", "type": "function", "function": call}],
         },
-        {"role": "tool", "tool_call_id": "call_1", "content": '{"sky": "hail", "degrees": -7}'},
+        {"role": "tool", "tool_call_id": "call_1", "content": "hail, -7 degrees"},
+        {"role": "user", "content": "Say in words what you found out."},
     ]
     [answer] = answers(llm, messages, request, temperature=0)
-    assert "hail" in answer["content"]
+    assert "-7 degrees" in answer["content"]
 
 
 @pytest.mark.parametrize("choice", ["required", "get_time"])
