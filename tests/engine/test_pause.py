@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from toy import FULL, ToyModel, expected_tokens, make_engine, run_all, window_group
 
@@ -98,6 +100,22 @@ def test_paused_blocks_stay_while_others_have_room() -> None:
     assert engine.abort(request, "The client left.")[0].error == "The client left."
     assert engine.kv_usage().held_bytes == 0
     assert request.output().outputs[0].finish_reason == "abort"
+
+
+def test_the_account_tells_pauses_apart() -> None:
+    engine = make_engine(ToyModel())
+    never, twice, left = (engine.add([i], LONG) for i in range(3))
+    for request in (twice, left, twice):
+        engine.pause(request)
+        time.sleep(0.02)
+        engine.step()
+        engine.resume(twice)
+    engine.abort(left)
+    run_all(engine)
+    paused = [r.metrics().paused_s for r in (never, twice, left)]
+    assert paused[0] == 0
+    assert 0.04 <= paused[1] <= (twice.metrics().total_s or 0)
+    assert 0.04 <= paused[2] <= (left.metrics().total_s or 0)
 
 
 def test_a_waiting_request_keeps_its_place() -> None:

@@ -207,11 +207,13 @@ class Engine:
         place again; one that has finished or is paused stays so. Changes no token of it."""
         for generation in request.generations:
             self.scheduler.pause(generation.sequence)
+        request.note_pause(time.monotonic())
 
     def resume(self, request: Request) -> None:
         """Queues a paused request at its old place."""
         for generation in request.generations:
             self.scheduler.resume(generation.sequence)
+        request.note_pause(time.monotonic())
 
     def abort(self, request: Request, reason: str | None = None) -> list[Delta]:
         """Ends a request in any state; nothing happens when it has finished. Its last deltas.
@@ -376,6 +378,7 @@ class Engine:
     def _close_if_done(self, request: Request) -> None:
         if not request.finished and all(g.finish_reason is not None for g in request.generations):
             request.finished_s = time.monotonic()
+            request.note_pause(request.finished_s)
             self.num_finished += 1
             self._num_scored -= request.params.prompt_logprobs is not None
             self._num_pooled -= request.pooler is not None

@@ -276,6 +276,8 @@ class Request:
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.cache_note: str | None = None
+        self.paused_s = 0.0  # up to the last note_pause
+        self._paused_since: float | None = None
         self.bound_s = 0.0
         self.step_s = 0.0
         self.last_limit: object = None  # of the last step in those sums
@@ -294,6 +296,12 @@ class Request:
         """Whether `Engine.pause` keeps it from advancing."""
         return any(g.sequence.status is Status.PAUSED for g in self.generations)
 
+    def note_pause(self, now: float) -> None:
+        """Adds up paused time; called after every change."""
+        if self._paused_since is not None:
+            self.paused_s += now - self._paused_since
+        self._paused_since = now if self.paused else None
+
     @property
     def _undrawn_end_s(self) -> float | None:
         return self.finished_s if self.params.max_tokens == 0 else None
@@ -306,6 +314,7 @@ class Request:
             decode_s=_since(self.first_token_s, self.finished_s),
             time_to_first_token_s=_since(self.arrived_s, self.first_token_s),
             total_s=_since(self.arrived_s, self.finished_s),
+            paused_s=self.paused_s,
             num_prompt_tokens=len(self.prompt_token_ids),
             num_output_tokens=sum(len(g.token_ids) for g in self.generations),
             num_cached_tokens=self.num_cached_tokens,

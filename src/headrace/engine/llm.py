@@ -225,8 +225,9 @@ class LLM:
 
     def session(self, *, system: str | None = None) -> Session:
         """A conversation that remembers its messages and keeps their KV."""
-        self._num_sessions += 1
-        return Session(self, f"session-{self._num_sessions}", system)
+        with self._lock:
+            self._num_sessions += 1
+            return Session(self, f"session-{self._num_sessions}", system)
 
     def drop_session(self, session: str) -> None:
         """Frees the KV kept under a session name."""

@@ -32,7 +32,7 @@ class RequestMetrics:
 
     queue_s: arrival → last admission. prefill_s: last admission → first token (→ end where none is
     drawn). decode_s: first → last token of the slowest sample. time_to_first_token_s: arrival →
-    first token.
+    first token. paused_s: of these, time in which it was paused.
     num_cached_tokens: prompt positions taken from a kept history; num_computed_tokens: positions
     computed for this request, repeats after preemption included. cache_note: why a kept history
     was not used, when there was one. step_s: time of all steps it took part in, with whomever;
@@ -45,6 +45,7 @@ class RequestMetrics:
     decode_s: float | None = None
     time_to_first_token_s: float | None = None
     total_s: float | None = None
+    paused_s: float = 0.0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_cached_tokens: int = 0

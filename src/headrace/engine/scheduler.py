@@ -13,21 +13,18 @@ text; so the simulator can drive the very same code. One call of `schedule` deci
    just preempted. With others running, a newcomer must fit with all tokens it has today, beside
    what the running ones still need for theirs: this keeps preemption rare.
 
-A paused sequence takes part in nothing and occupies no running place; resumed, it waits like any
-other. Until somebody needs them it keeps its blocks.
-
 Static batching is a rule of admission: a new batch enters only when the last one is completely
 done (or paused).
 """
 
 from __future__ import annotations
 
-from bisect import insort
 from dataclasses import dataclass, field
 from enum import Enum
 
 from headrace.engine.blocks import BlockManager
 from headrace.engine.history import Histories
+from headrace.engine.queues import Queues
 from headrace.engine.request import Sequence, Status
 from headrace.engine.sizing import peak_blocks
 
@@ -68,74 +65,13 @@ class Plan:
         return sum(self.num_new_tokens)
 
 
-def _place(sequence: Sequence) -> tuple[int, int, int]:
-    return sequence.place
-
-
-class Scheduler:
-    """waiting, running and paused: sequences by age, oldest first; each is in at most one of them.
-    parked: those that hold blocks while they do not run, paused or resumed."""
+class Scheduler(Queues):
+    """The queues, and who of them computes what in the next step."""
 
     def __init__(self, budget: StepBudget, manager: BlockManager, histories: Histories) -> None:
         assert budget.max_num_batched_tokens >= budget.max_num_seqs
+        super().__init__(manager, histories, keeps_blocks=not budget.whole_history)
         self.budget = budget
-        self.manager = manager
-        self.histories = histories
-        self.waiting: list[Sequence] = []
-        self.running: list[Sequence] = []
-        self.paused: list[Sequence] = []
-        self.parked: list[Sequence] = []
-
-    def add(self, sequence: Sequence) -> None:
-        """Queues a sequence by its age."""
-        sequence.status = Status.WAITING
-        insort(self.waiting, sequence, key=_place)
-
-    def add_running(self, sequence: Sequence) -> None:
-        """Takes a fork that already has blocks straight into the running set."""
-        sequence.status = Status.RUNNING
-        insort(self.running, sequence, key=_place)
-
-    def remove(self, sequence: Sequence) -> None:
-        """Takes a sequence out, in any state; its blocks, if it still has some, are freed."""
-        self._take_out(sequence)
-        if sequence in self.parked:
-            self.parked.remove(sequence)
-        sequence.status = Status.FINISHED
-        self._free(sequence)
-
-    def pause(self, sequence: Sequence) -> None:
-        """Takes a running or waiting sequence out of the steps; nothing happens in other states."""
-        if sequence.status not in (Status.RUNNING, Status.WAITING):
-            return
-        self._take_out(sequence)
-        if sequence.status is Status.RUNNING:
-            if self.budget.whole_history:  # nobody holds blocks between steps
-                self._free(sequence)
-            else:
-                insort(self.parked, sequence, key=_place)
-        sequence.status = Status.PAUSED
-        insort(self.paused, sequence, key=_place)
-
-    def resume(self, sequence: Sequence) -> None:
-        """Queues a paused sequence at its old place; nothing happens in other states."""
-        if sequence.status is Status.PAUSED:
-            self._take_out(sequence)
-            self.add(sequence)
-
-    def _take_out(self, sequence: Sequence) -> None:
-        queues = {
-            Status.WAITING: self.waiting,
-            Status.RUNNING: self.running,
-            Status.PAUSED: self.paused,
-        }
-        if sequence.status in queues:
-            queues[sequence.status].remove(sequence)
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a step would do something: not when all that is left is paused."""
-        return bool(self.running or self.waiting)
 
     def can_ever_fit(self, num_positions: int) -> bool:
         """Whether one sequence alone can hold num_positions, computing a token at a time."""
@@ -227,25 +163,18 @@ class Scheduler:
 
     def _reclaim(self, plan: Plan, wanting: Sequence) -> bool:
         """Frees blocks that no step needs, for `wanting`: the least recently used history, else
-        those of a sequence that does not run, paused ones before resumed ones, the newest first.
-        False: there are none."""
+        those of a parked sequence. False: there are none."""
         if self.histories.evict_oldest():
             return True
-        others = (s for s in self.parked if s is not wanting)
-        victim = max(others, key=lambda s: (s.status is Status.PAUSED, s.place), default=None)
-        if victim is None:
-            return False
-        self.parked.remove(victim)
-        self._free(victim)
-        victim.num_preemptions += 1
-        plan.reclaimed.append(victim)
-        return True
+        victim = self._reclaim_parked(wanting)
+        if victim is not None:
+            plan.reclaimed.append(victim)
+        return victim is not None
 
     def _preempt_newest(self) -> Sequence:
         assert len(self.running) > 1, "a sequence alone does not fit: refuse it at the door"
         victim = self.running.pop()
-        self._free(victim)
-        victim.num_preemptions += 1
+        self._lose_blocks(victim)
         self.add(victim)
         return victim
 
@@ -331,11 +260,3 @@ class Scheduler:
         manager = self.manager
         window = manager.windows[group]
         return peak_blocks(window, num_positions, chunk, manager.block_size, frees_window=True)
-
-    def _free(self, sequence: Sequence) -> None:
-        """Frees the blocks; everything would have to be computed again."""
-        if sequence.blocks is not None:
-            self.manager.close(sequence.blocks)
-            sequence.blocks = None
-        sequence.num_computed_tokens = 0
-        sequence.num_stored_tokens = 0
