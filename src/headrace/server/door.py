@@ -62,6 +62,7 @@ class Door:
         self.created = int(time.time())
         self.max_model_len = engine.config.max_model_len
         self.max_num_seqs = engine.config.max_num_seqs
+        self.hidden_size = engine.executor.hidden_size
         self._engine = engine
         self._template_override = template
         self._template: ChatTemplate | None = None
@@ -146,11 +147,13 @@ class Door:
         parser = self.settings.tool_call_parser
         return await self.off_loop(MAX_SOURCE, lambda: tool_style(template, parser))
 
-    async def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Ids of a text; one that no context could hold is refused before it is tokenized."""
-        self._check_size(len(text))
+    async def encode(self, texts: Sequence[str], *, add_special: bool = True) -> list[list[int]]:
+        """Ids of texts; one that no context could hold is refused before it is tokenized."""
+        encode = self.tokenizer.encode
+        for text in texts:
+            self._check_size(len(text))
         return await self.off_loop(
-            len(text), lambda: self.tokenizer.encode(text, add_special=add_special)
+            sum(map(len, texts)), lambda: [encode(text, add_special=add_special) for text in texts]
         )
 
     async def encode_chat(
@@ -209,7 +212,7 @@ class Door:
         QueueFullError when they do not all fit the queue; then nothing was queued.
         """
         for job in jobs:
-            self._engine.check(job.prompt, job.params)
+            self._engine.check(job.prompt, job.wanted)
         if self.num_open + len(jobs) > self.max_open:
             raise QueueFullError(
                 f"The server is busy: {self.num_open} requests are running or waiting and at most "

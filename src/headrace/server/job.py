@@ -12,6 +12,7 @@ from headrace.engine.constraint import Constraint
 from headrace.engine.core import Engine
 from headrace.engine.generation import Request
 from headrace.engine.params import SamplingParams
+from headrace.engine.pooling import PoolingParams
 
 
 @dataclass(slots=True, eq=False)
@@ -19,7 +20,8 @@ class Job:
     """prompt: the ids to compute. first_index: choice index of its sample 0. streams: results are
     wanted as they come; otherwise only the end is told. arrived_s: time.monotonic() at the door.
     cancelled: why it was ended before its time. name: of the HTTP request, for logs.
-    num_truncated: ids that were cut off in front, because the request allowed it.
+    num_truncated: ids that were cut off in front, because the request allowed it. pooling: the
+    prompt's vector is wanted, and nothing is drawn.
 
     token_times_s, prompt_counted: the engine thread's notes for the metrics: when each sample got
     its latest token, 0 = none yet; whether the prompt has been counted.
@@ -36,17 +38,23 @@ class Job:
     cancelled: str | None = None
     name: str = ""
     num_truncated: int = 0
+    pooling: PoolingParams | None = None
     token_times_s: list[float] = field(init=False)
     prompt_counted: bool = False
 
     def __post_init__(self) -> None:
         self.token_times_s = [0.0] * self.params.n
 
+    @property
+    def wanted(self) -> SamplingParams | PoolingParams:
+        """What the engine is asked for."""
+        return self.params if self.pooling is None else self.pooling
+
     def add_to(self, engine: Engine) -> Request:
         """Queues it. Raises what Engine.add raises."""
         return engine.add(
             self.prompt,
-            self.params,
+            self.wanted,
             priority=self.priority,
             arrived_s=self.arrived_s,
             constraint=self.constraint,

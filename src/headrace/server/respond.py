@@ -23,6 +23,8 @@ from headrace.server.render.answer import PING, Renderer
 CLIENT_LEFT = "the client left"
 DEADLINE = "its time is over"
 SHUTDOWN = "the server is shutting down"
+#: So many jobs make an answer that takes long to write.
+MANY_JOBS = 32
 
 
 class ClientLeft(Exception):
@@ -87,7 +89,11 @@ async def whole_answer(
         raise problem
     if flow.cancelled is not None:
         raise ClientLeft
-    return Response(renderer.whole(flow.jobs), media_type="application/json", headers=headers)
+    if len(flow.jobs) < MANY_JOBS:
+        content = renderer.whole(flow.jobs)
+    else:
+        content = await asyncio.to_thread(renderer.whole, flow.jobs)
+    return Response(content, media_type="application/json", headers=headers)
 
 
 def problem_of(flow: Flow) -> ApiError | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from headrace.engine.params import SamplingParams
+from headrace.engine.pooling import PoolingParams
 from headrace.server.door import Door
 from headrace.server.errors import ApiError, invalid
 from headrace.server.fields import truncated
@@ -19,9 +20,12 @@ from headrace.structured.compiler import CompiledGrammar
 MAX_PRIORITY = 100
 MAX_PROMPTS = 2048
 
+#: As a request gives it.
+Prompt = str | list[int]
+
 
 class Wishes(Protocol):
-    """What the last step reads of a body."""
+    """What every generating request has, under whatever other fields."""
 
     @property
     def model(self) -> str | None: ...
@@ -29,6 +33,10 @@ class Wishes(Protocol):
     def stream(self) -> bool | None: ...
     @property
     def timeout(self) -> float | None: ...
+    @property
+    def priority(self) -> int | None: ...
+    @property
+    def truncate_prompt_tokens(self) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +56,42 @@ class Intake:
 Reader = Callable[[Door, dict[str, Any], float], Awaitable[Intake]]
 
 
+def prompts_of(value: str | list[Any], name: str) -> list[Prompt]:
+    """One prompt or several → a list. name: of the field. Raises ApiError for none at all."""
+    if isinstance(value, str):
+        return [value]
+    if not value:
+        raise invalid(f"{name} is an empty list: it holds no text and no ids.", name)
+    if len(value) > MAX_PROMPTS and not isinstance(value[0], int):
+        raise invalid(f"{name} holds {len(value)} prompts; at most {MAX_PROMPTS} may.", name)
+    return [value] if isinstance(value[0], int) else list(value)
+
+
+async def encode_all(door: Door, prompts: Sequence[Prompt], add_special: bool) -> list[list[int]]:
+    """Ids of every prompt; ids are taken as they are."""
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    found = iter(await door.encode(texts, add_special=add_special))
+    return [next(found) if isinstance(prompt, str) else prompt for prompt in prompts]
+
+
 def make_jobs(
     door: Door,
     prompts: Sequence[list[int]],
     params: SamplingParams,
-    body: SamplingFields,
+    body: Wishes,
     arrived_s: float,
     *,
     grammar: CompiledGrammar | None = None,
+    pooling: PoolingParams | None = None,
 ) -> list[Job]:
     """One job per prompt, cut to truncate_prompt_tokens; choices are numbered prompt by prompt.
-    grammar: what each answer has to follow. Raises ApiError."""
+    grammar: what each answer has to follow. pooling: a vector is wanted, no text. Raises ApiError.
+    """
     priority = body.priority or 0
     if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         raise invalid(
             f"priority = {priority} is out of range: {-MAX_PRIORITY} … {MAX_PRIORITY}.", "priority"
         )
-    if len(prompts) > MAX_PROMPTS:
-        raise invalid(f"{len(prompts)} prompts in one request; at most {MAX_PROMPTS}.", "prompt")
     jobs = []
     for number, ids in enumerate(prompts):
         kept = truncated(ids, body.truncate_prompt_tokens, door.max_model_len)
@@ -79,6 +105,7 @@ def make_jobs(
                 priority=priority,
                 constraint=None if grammar is None else grammar.start(),
                 num_truncated=len(ids) - len(kept),
+                pooling=pooling,
             )
         )
     return jobs

@@ -9,14 +9,20 @@ from headrace.server.door import Door
 from headrace.server.errors import invalid
 from headrace.server.fields import MAX_SAMPLES, ignored_fields, sampling_params
 from headrace.server.formats import answer_grammar
-from headrace.server.intake.common import Intake, answer_options, check_served, make_jobs
+from headrace.server.intake.common import (
+    Intake,
+    Prompt,
+    answer_options,
+    check_served,
+    encode_all,
+    make_jobs,
+    prompts_of,
+)
 from headrace.server.protocol.common import parse
 from headrace.server.protocol.completion import CompletionRequest
 from headrace.server.render.completion import CompletionRenderer
 
 DEFAULT_MAX_TOKENS = DefaultLimit(16)
-
-Prompt = str | list[int]
 
 
 async def read_completion(door: Door, values: dict[str, Any], arrived_s: float) -> Intake:
@@ -27,13 +33,13 @@ async def read_completion(door: Door, values: dict[str, Any], arrived_s: float) 
     options = answer_options("cmpl", door, body)
     keep = _keep(body)
     params = _params(door, body, keep)
-    prompts = prompt_list(body)
+    prompts = prompts_of(body.prompt, "prompt")
     grammar = await answer_grammar(door, body)
     if body.suffix:
         ids, stop_ids = await _around_gap(door, body, prompts, body.suffix)
         params = params.replace(stop_token_ids=[*params.stop_token_ids, *stop_ids])
     else:
-        ids = [await _ids(door, prompt, body.add_special_tokens is not False) for prompt in prompts]
+        ids = await encode_all(door, prompts, body.add_special_tokens is not False)
     jobs = make_jobs(door, ids, params, body, arrived_s, grammar=grammar)
     if body.truncate_prompt_tokens is not None:
         prompts = [job.prompt for job in jobs]
@@ -59,24 +65,6 @@ def _params(door: Door, body: CompletionRequest, keep: int | None) -> SamplingPa
     return params if keep is None else params.replace(n=body.best_of)
 
 
-def prompt_list(body: CompletionRequest) -> list[Prompt]:
-    """One prompt or several → a list. Raises ApiError for none at all."""
-    prompt = body.prompt
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise invalid("prompt is an empty list: there is nothing to continue.", "prompt")
-    if isinstance(prompt[0], int):
-        return [prompt]
-    return list(prompt)
-
-
-async def _ids(door: Door, prompt: Prompt, add_special: bool) -> list[int]:
-    if isinstance(prompt, str):
-        return await door.encode(prompt, add_special=add_special)
-    return prompt
-
-
 def _text(door: Door, prompt: Prompt) -> str:
     """What an echo repeats: the text as it was given, unless it came as ids or was cut."""
     return prompt if isinstance(prompt, str) else door.tokenizer.decode(prompt, skip_special=False)
@@ -96,9 +84,8 @@ async def _around_gap(
     for name in ("echo", "truncate_prompt_tokens"):
         if getattr(body, name):
             raise invalid(f"suffix and {name} do not go together.", name)
-    after = await _ids(door, suffix, False)
+    after, *before = await encode_all(door, [suffix, *prompts], False)
     start = () if body.add_special_tokens is False else door.tokenizer.info.prefix_ids
-    before = [await _ids(door, prompt, False) for prompt in prompts]
     return [gap.prompt(ids, after, start) for ids in before], gap.stop_ids
 
 

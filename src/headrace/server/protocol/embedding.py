@@ -1,0 +1,29 @@
+"""POST /v1/embeddings."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from headrace.server.protocol.common import Integer, RequestBody
+
+
+class EmbeddingRequest(RequestBody):
+    """See OpenAI's embeddings; pooling is ours."""
+
+    input: str | list[str] | list[Integer] | list[list[Integer]] = Field(
+        description="A text, texts, token ids, or lists of token ids."
+    )
+    encoding_format: str | None = Field(None, description="float, or base64 of float32.")
+    dimensions: Integer | None = Field(None, description="Only the model's own size.")
+    pooling: str | None = Field(None, description="mean (default) or last: which tokens count.")
+    add_special_tokens: bool | None = None
+    priority: Integer | None = Field(None, description="Lower is served earlier; 0 is usual.")
+    truncate_prompt_tokens: Integer | None = Field(
+        None, description="Keep so many last tokens of an input; -1: what the context holds."
+    )
+    timeout: float | None = Field(None, description="Seconds after which the request is ended.")
+
+    @property
+    def stream(self) -> bool | None:
+        """Vectors come whole."""
+        return None
