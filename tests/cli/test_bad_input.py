@@ -136,6 +136,9 @@ def test_unknown_architecture_and_rope_type_are_named(tmp_path: Path) -> None:
         (["-p", "x", "-f", "y"], 2, ["--prompt"]),
         (["-f", "/no/such/prompt.txt"], 2, ["/no/such/prompt.txt"]),
         (["-p", "x", "--logprobs", "3"], 2, ["--json"]),
+        (["-p", "x", "--json-schema", "{"], 2, ["structured_outputs.json"]),
+        (["-p", "x", "--json-schema", '{"not": {}}'], 2, ["structured_outputs.json", "not"]),
+        (["-p", "x", "--json-schema", "/no/such/schema"], 2, ["/no/such/schema"]),
     ],
 )
 def test_bad_parameters(arguments: list[str], code: int, words: list[str]) -> None:

@@ -116,7 +116,7 @@ def make_state(
     return SamplerState(compiled, seed, sample_index, np.ascontiguousarray(prompt, dtype=np.int32))
 
 
-#: [ceil(num_ids / 32)] uint32: id may be drawn where bit id & 31 of word id >> 5 is set.
+#: [at least num_ids / 32] uint32: an id may be drawn where bit id & 31 of word id >> 5 is set.
 TokenMask = npt.NDArray[np.uint32]
 
 #: A plain token where there is nothing more to say of the row.

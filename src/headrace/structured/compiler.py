@@ -92,7 +92,7 @@ class GrammarCompiler:
                     raise GrammarError(warning)
                 matcher.compute_bitmask()  # so that the first token of a request finds it done
                 if matcher.is_error():
-                    raise GrammarError("no text fits it")
+                    raise GrammarError(error_text(matcher))
         except UsageError:
             raise
         except (GrammarError, ValueError) as error:

@@ -39,7 +39,7 @@ class GrammarConstraint:
         self._left_s = left_s
 
     def mask(self) -> npt.NDArray[np.uint32]:
-        """[ceil(V / 32)] words, bit id & 31 of word id >> 5; end ids where the text may end."""
+        """[at least V / 32] words, bit id & 31 of word id >> 5; end ids where the text may end."""
         began = time.thread_time()
         with NativeGuard():
             data = self._matcher.compute_bitmask()
@@ -92,7 +92,8 @@ class NativeGuard:
 
 def error_text(matcher: LLMatcher) -> str:
     """Why a matcher is in its error state, in one line."""
-    return _one_line(matcher.get_error() or matcher.stop_reason())
+    text = _one_line(matcher.get_error() or matcher.stop_reason())
+    return "no token can come next" if text.startswith("NoExtensionBias") else text
 
 
 def _one_line(text: str) -> str:

@@ -53,7 +53,8 @@ def grammar_text(spec: StructuredOutputs) -> str:
 
 def lark_string(text: str) -> str:
     """A Lark literal of exactly this text."""
-    return json.dumps(text, ensure_ascii=False)
+    quoted = json.dumps(text, ensure_ascii=False)
+    return re.sub("[\x7f-\x9f]", lambda c: f"\\u{ord(c[0]):04x}", quoted)
 
 
 def lark_token(tokenizer: Tokenizer, text: str) -> str:

@@ -52,12 +52,34 @@ class _View:
         self.special_token_ids = tokenizer.special_ids
         pieces = (tokenizer.token_bytes(i) for i in range(tokenizer.num_ids))
         self.tokens = [b"" if _MARK in piece else piece for piece in pieces]
+        control = set(self.special_token_ids)
+        self._bytes = {
+            piece: i for i, piece in enumerate(self.tokens) if len(piece) == 1 and i not in control
+        }
         self._encoder = Encoder.from_str(tokenizer.to_json())
         self._encoder.no_truncation()
         self._encoder.no_padding()
         self._encoder.encode_special_tokens = True  # that is: as text
 
     def __call__(self, text: str | bytes) -> list[int]:
+        """Ids that spell just this text, or the beginning of it where the vocabulary lacks a byte.
+
+        A tokenizer may compose characters or put a space in front, and a literal has to stay what
+        it is: from there on it is spelled byte by byte.
+        """
         if isinstance(text, bytes):
             text = text.decode("utf-8", errors="replace")
-        return list(self._encoder.encode(text, add_special_tokens=False).ids)
+        wanted = text.encode()
+        ids, at = [], 0
+        for token in self._encoder.encode(text, add_special_tokens=False).ids:
+            piece = self.tokens[token]
+            if not wanted.startswith(piece, at):
+                break
+            ids.append(token)
+            at += len(piece)
+        for byte in wanted[at:]:
+            single = self._bytes.get(bytes([byte]))
+            if single is None:
+                break
+            ids.append(single)
+        return ids
