@@ -68,6 +68,10 @@ def bench_serve(
         typer.Option("--vocab-size", show_default=False,
                      help="Random token ids lie below (default: the server's, else 30000)."),
     ] = None,
+    text_prompts: Annotated[
+        bool,
+        typer.Option("--text-prompts", help="Random words, not token ids, on /v1/completions."),
+    ] = False,
     num_prompts: Annotated[
         int | None,
         typer.Option("--num-prompts", "-n", show_default=False,
@@ -153,6 +157,7 @@ def bench_serve(
             lengths=Lengths(input_len, output_len, range_ratio),
             prefixes=Prefixes(num_prefixes, prefix_len, suffix_len),
             vocabulary=vocab_size,
+            text_prompts=text_prompts,
             seed=seed,
         ),
         load=Load(max_concurrency, request_rate, burstiness, num_warmups, timeout),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,13 @@ GOOD = HEAD + event(text("a", "stop")) + event(usage_chunk(1)) + event(b"[DONE]"
 
 def load(
     url: str, *, count: int = 4, timeout_s: float = 5.0, endpoint: str = COMPLETIONS,
-    num_warmups: int = 0, **wanted: Any,
+    num_warmups: int = 0, text_prompts: bool = False, **wanted: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """The report as data, after two requests at a time."""
     outcome = run_load(
         Wanted(
             parse_target(url, **wanted),
-            Data(count=count),
+            Data(count=count, text_prompts=text_prompts),
             Load(max_concurrency=2, num_warmups=num_warmups, timeout_s=timeout_s),
             endpoint,
         )
@@ -147,7 +148,13 @@ def test_a_failing_warm_up_says_why() -> None:
         load(server.url, num_warmups=2)
 
 
-def test_kept_connections_and_those_that_the_server_closes() -> None:
+@pytest.mark.parametrize("uvloop", [True, False])
+def test_kept_connections_and_those_that_the_server_closes(
+    uvloop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the faster event loop where it is installed, and with the standard one."""
+    if not uvloop:
+        monkeypatch.setitem(sys.modules, "uvloop", None)
     with serving(answering(GOOD, close=True, every=3)) as server:
         report = load(server.url, count=40)
     assert report["completed"] == 40
@@ -157,6 +164,7 @@ def test_kept_connections_and_those_that_the_server_closes() -> None:
         report = load(server.url, count=40)
     # One was open from asking for the models.
     assert report["overhead"]["connections"] == 1
+    assert uvloop or report["overhead"]["event_loop"] == "asyncio"
 
 
 def test_a_body_that_only_the_end_of_the_connection_ends() -> None:
@@ -264,31 +272,36 @@ def test_what_a_request_holds() -> None:
     assert len(set(prompts)) == len(prompts)
 
 
+@pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("template", [7, 200])
-def test_chats_are_made_exact_where_the_server_counts(template: int) -> None:
-    """A server whose tokens are words, behind a template of so many tokens."""
+def test_words_are_made_exact_where_the_server_counts(template: int, endpoint: str) -> None:
+    """A server whose tokens are two per word but the last, behind a template of so many tokens."""
+
+    def count(prompt: Any) -> int:
+        text = prompt if isinstance(prompt, str) else prompt[0]["content"]
+        return template + 2 * len(text.split()) - 1
 
     async def answer(
         server: SmallServer, path: str, body: dict[str, Any], writer: asyncio.StreamWriter
     ) -> None:
+        prompt = body.get("messages", body.get("prompt"))
         if path == "/v1/models":
             writer.write(MODELS)
         elif path == "/tokenize":
-            count = template + 2 * len(body["messages"][0]["content"].split()) - 1
-            writer.write(response(json.dumps({"count": count}).encode()))
+            writer.write(response(json.dumps({"count": count(prompt)}).encode()))
         else:
             writer.write(GOOD)
 
     with serving(answer) as server:
-        report = load(server.url, endpoint=CHAT)
-    words = [
-        len(body["messages"][0]["content"].split()) for path, body in server.requests
-        if path == CHAT
-    ]  # fmt: skip
+        report = load(server.url, endpoint=endpoint, text_prompts=True)
+    counts = {
+        count(body.get("messages", body.get("prompt")))
+        for path, body in server.requests
+        if path == endpoint
+    }
     exact = template < 128
     assert report["conditions"]["exact_prompts"] == exact
-    if exact:
-        assert {template + 2 * n - 1 for n in words} == {128}
+    assert (counts == {128}) == exact
 
 
 @pytest.mark.parametrize(

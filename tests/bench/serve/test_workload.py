@@ -26,8 +26,9 @@ from headrace.bench.serve.files import HASH_BLOCK, read_prompts, read_sharegpt, 
 from headrace.bench.serve.jobs import CHAT, COMPLETIONS, BodyOptions, make_jobs
 from headrace.errors import UsageError
 
-IDS = Source(chat=False)
-WORDS = Source(chat=True)
+IDS = Source(words=False)
+WORDS = Source(words=True, chat=True)
+TEXT = Source(words=True)
 
 
 # ---- arrivals -----------------------------------------------------------------------------------
@@ -79,7 +80,14 @@ def key(prompt: Prompt) -> str:
     return json.dumps(prompt.content)
 
 
-@pytest.mark.parametrize("source", [IDS, WORDS])
+def units(prompt: Prompt) -> list[Any]:
+    """Ids, or words."""
+    content: Any = prompt.content
+    text = content[0]["content"] if prompt.is_chat else content
+    return text.split() if isinstance(text, str) else list(text)
+
+
+@pytest.mark.parametrize("source", [IDS, WORDS, TEXT])
 def test_random_prompts(source: Source) -> None:
     prompts = random_prompts(200, Lengths(40, 10, 0.5), source, seed=3)
     assert len({key(p) for p in prompts}) == 200
@@ -88,18 +96,14 @@ def test_random_prompts(source: Source) -> None:
     assert {p.num_prompt for p in prompts} == set(range(20, 61))
     assert {p.max_tokens for p in prompts} == set(range(5, 16))
     for prompt in prompts:
-        content: Any = prompt.content
-        length = len(content[0]["content"].split()) if source.chat else len(content)
-        assert length == prompt.num_prompt
+        assert len(units(prompt)) == prompt.num_prompt
 
 
-@pytest.mark.parametrize("source", [IDS, WORDS])
+@pytest.mark.parametrize("source", [IDS, WORDS, TEXT])
 def test_repeated_prefixes(source: Source) -> None:
     prompts = repeated_prefixes(9, Prefixes(3, 20, 5), 7, source, seed=1)
     assert len({key(p) for p in prompts}) == 9
-    texts: list[Any] = [
-        p.content[0]["content"].split() if source.chat else p.content for p in prompts
-    ]  # type: ignore[index,call-overload]
+    texts = [units(p) for p in prompts]
     for i, text in enumerate(texts):
         assert len(text) == 25
         assert text[:20] == texts[i % 3][:20]

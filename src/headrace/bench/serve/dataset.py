@@ -86,19 +86,21 @@ class Prefixes:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Makes content of a wanted length: ids in [low, high), or words for a chat (about one token
-    each; `sizing` makes them exact)."""
+    """Makes content of a wanted length: ids in [low, high), or words (about one token each;
+    `discovery.exact_lengths` makes them exact), which a chat wraps in a message."""
 
-    chat: bool
+    words: bool
+    chat: bool = False
     ids: tuple[int, int] = DEFAULT_IDS
 
     def content(self, length: int, rng: random.Random) -> list[int] | str:
         """Random content of `length` tokens."""
-        if self.chat:
+        if self.words:
             return " ".join(rng.choices(_WORDS.split(), k=length))
         return rng.choices(range(*self.ids), k=length)
 
     def joined(self, first: list[int] | str, second: list[int] | str) -> list[int] | str:
+        """One after the other."""
         if isinstance(first, str) and isinstance(second, str):
             return f"{first} {second}" if second else first
         assert isinstance(first, list)
@@ -106,7 +108,8 @@ class Source:
         return first + second
 
     def prompt(self, content: list[int] | str, num_prompt: int, max_tokens: int | None) -> Prompt:
-        if isinstance(content, str):
+        """Content as a prompt of its kind."""
+        if self.chat:
             return Prompt([{"role": "user", "content": content}], num_prompt, max_tokens)
         return Prompt(content, num_prompt, max_tokens)
 

@@ -73,12 +73,12 @@ async def server_cpu_s(client: Client) -> float | None:
         return None
 
 
-async def exact_chats(
+async def exact_lengths(
     client: Client, model: str, prompts: Sequence[Prompt]
 ) -> tuple[list[Prompt], bool]:
-    """Chats of random words cut or lengthened until the server's /tokenize counts the tokens that
-    were asked for, its template included; and whether that worked for all. A server that does not
-    tokenize chats leaves them as they are: about one token per word, the template on top."""
+    """Random words cut or lengthened until the server's /tokenize counts the tokens that were asked
+    for, a chat's template included; and whether that worked for all. Where a server does not count,
+    they stay as they are: about one token per word, the template on top."""
     made, exact = [], True
     for prompt in prompts:
         if exact and prompt.num_prompt is not None:
@@ -91,18 +91,15 @@ async def _exact(client: Client, model: str, prompt: Prompt) -> tuple[Prompt, bo
     """Walks along the line through the last two counts; words of common vocabularies are one token
     each, so that the second try is right."""
     assert prompt.num_prompt is not None
-    message = prompt.content[0]
-    assert isinstance(message, dict)
-    words = str(message["content"]).split()
+    words = _text(prompt).split()
     size, slope, before = len(words), 1.0, None
     for _ in range(8):
-        text = " ".join(words[i % len(words)] for i in range(size))
-        messages = [message | {"content": text}]
-        count = await _count(client, model, messages)
+        tried = _with_text(prompt, " ".join(words[i % len(words)] for i in range(size)))
+        count = await _count(client, model, tried)
         if count is None:
             break
         if count == prompt.num_prompt:
-            return replace(prompt, content=messages), True
+            return tried, True
         if before is not None and before[0] != size:
             slope = max((count - before[1]) / (size - before[0]), 0.1)
         before = (size, count)
@@ -113,9 +110,24 @@ async def _exact(client: Client, model: str, prompt: Prompt) -> tuple[Prompt, bo
     return prompt, False
 
 
-async def _count(client: Client, model: str, messages: list[dict[str, Any]]) -> int | None:
-    """Prompt tokens of a chat, or None where the server does not tell."""
-    asked = {"model": model, "messages": messages, "add_generation_prompt": True}
+def _text(prompt: Prompt) -> str:
+    content = prompt.content
+    first = content[0] if prompt.is_chat else content
+    return str(first["content"] if isinstance(first, dict) else first)
+
+
+def _with_text(prompt: Prompt, text: str) -> Prompt:
+    chat = [{"role": "user", "content": text}]
+    return replace(prompt, content=chat if prompt.is_chat else text)
+
+
+async def _count(client: Client, model: str, prompt: Prompt) -> int | None:
+    """Tokens of a prompt, or None where the server does not tell."""
+    asked: dict[str, Any] = {"model": model}
+    if prompt.is_chat:
+        asked |= {"messages": prompt.content, "add_generation_prompt": True}
+    else:
+        asked |= {"prompt": prompt.content}
     try:
         status, body = await fetch(client, "POST", "/tokenize", json.dumps(asked).encode())
         count = json.loads(body)["count"] if status == 200 else None

@@ -87,7 +87,7 @@ def _trace_content(
     hashes = entry.get("hash_ids", [])
     if not isinstance(hashes, list) or not all(isinstance(h, int) for h in hashes):
         raise UsageError(f'{where}: "hash_ids" must be a list of whole numbers.')
-    content: list[int] | str = "" if source.chat else []
+    content: list[int] | str = "" if source.words else []
     left = length
     for hash_id in hashes:
         if left <= 0:

@@ -17,7 +17,8 @@ from headrace.errors import UsageError
 class Data:
     """Where prompts come from. trace: arrival times too. count: requests (None = a file's own
     number, else 100). vocabulary: ids of random prompts lie in [0, so many) (None = ask the server,
-    else ids that every vocabulary in use has)."""
+    else ids that every vocabulary in use has). text_prompts: words instead of ids, for servers that
+    take no ids."""
 
     name: str = "random"
     path: Path | None = None
@@ -26,6 +27,7 @@ class Data:
     lengths: Lengths = field(default_factory=Lengths)
     prefixes: Prefixes = field(default_factory=Prefixes)
     vocabulary: int | None = None
+    text_prompts: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:

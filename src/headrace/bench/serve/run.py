@@ -13,7 +13,7 @@ from headrace.bench.serve.client import Client
 from headrace.bench.serve.discovery import find_model, server_cpu_s
 from headrace.bench.serve.driver import Driver, Progress
 from headrace.bench.serve.failures import RequestFailed
-from headrace.bench.serve.jobs import BodyOptions, Job, Negotiation, make_jobs
+from headrace.bench.serve.jobs import CHAT, BodyOptions, Job, Negotiation, make_jobs
 from headrace.bench.serve.metrics import Summary, summarise
 from headrace.bench.serve.plan import Wanted
 from headrace.bench.serve.probe import LoopProbe, Overhead, overhead
@@ -47,6 +47,7 @@ class Outcome:
 def run_load(wanted: Wanted, watch: Watch = lambda text: None) -> Outcome:
     """Measures. Ctrl-C ends a run early with what is known by then. Raises UsageError for requests
     that cannot be made, EndpointError for a server that answers none."""
+    _allow_files(wanted.load.max_concurrency or wanted.data.count or 0)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(measure(Client(wanted.target), wanted, watch))
 
@@ -89,9 +90,11 @@ async def _warm_up(driver: Driver, jobs: Sequence[Job], wanted: Wanted, watch: W
     await driver.run(jobs, wanted.load.max_concurrency, progress)
     if progress.failed == len(jobs):
         first = progress.records[0]
+        ids = wanted.data.is_random and not wanted.data.text_prompts and wanted.endpoint != CHAT
         raise EndpointError(
             f"{wanted.target.url}{wanted.endpoint} cannot be measured: {first.failure}: "
-            f"{first.detail}."
+            f"{first.detail}"
+            + (" (a server that takes no token ids needs --text-prompts)" if ids else "")
         )
 
 
@@ -161,3 +164,16 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
+
+
+def _allow_files(count: int) -> None:
+    """Room for so many connections, as far as the system lets us: the usual limit is 1024."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + 64
+    if soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

@@ -16,7 +16,7 @@ from headrace.bench.serve.dataset import (
     random_prompts,
     repeated_prefixes,
 )  # fmt: skip
-from headrace.bench.serve.discovery import ServedModel, exact_chats
+from headrace.bench.serve.discovery import ServedModel, exact_lengths
 from headrace.bench.serve.files import read_prompts, read_sharegpt, read_trace
 from headrace.bench.serve.jobs import CHAT
 from headrace.bench.serve.plan import Data, Wanted
@@ -25,8 +25,8 @@ from headrace.bench.serve.plan import Data, Wanted
 @dataclass(slots=True)
 class Workload:
     """prompts: of the run; warm_up: before it. due_s: offsets of an open loop. shared: the warm-up
-    uses prompts (or prefixes) of the run. exact: whether a chat's length was made exact with the
-    server's /tokenize (None = it needed none)."""
+    uses prompts (or prefixes) of the run. exact: whether the lengths of random words were made
+    exact with the server's /tokenize (None = there are none)."""
 
     prompts: list[Prompt]
     warm_up: list[Prompt] = field(default_factory=list)
@@ -39,7 +39,8 @@ class Workload:
 async def make_workload(client: Client, wanted: Wanted, model: ServedModel) -> Workload:
     """The requests of a run, the same for the same plan and seed. Raises UsageError."""
     data, load = wanted.data, wanted.load
-    source = Source(wanted.endpoint == CHAT, _ids(data, model))
+    chat = wanted.endpoint == CHAT
+    source = Source(chat or data.text_prompts, chat, _ids(data, model))
     if data.trace is not None:
         work = _traced(data, source, load.num_warmups)
     elif data.is_random:
@@ -51,9 +52,9 @@ async def make_workload(client: Client, wanted: Wanted, model: ServedModel) -> W
     if work.due_s is None and not math.isinf(load.request_rate):
         rng = random.Random(f"arrivals {data.seed}")
         work.due_s = offsets(len(work.prompts), load.request_rate, load.burstiness, rng)
-    if source.chat and any(prompt.num_prompt is not None for prompt in work.prompts):
+    if source.words and any(prompt.num_prompt is not None for prompt in work.prompts):
         both = [*work.warm_up, *work.prompts]
-        sized, work.exact = await exact_chats(client, model.name, both)
+        sized, work.exact = await exact_lengths(client, model.name, both)
         work.warm_up = sized[: len(work.warm_up)]
         work.prompts = sized[len(work.warm_up) :]
     return work
