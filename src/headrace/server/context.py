@@ -7,11 +7,14 @@ from typing import Any, cast
 
 from starlette.requests import Request
 
-from headrace.server.body import read_json
+from headrace.server.body import Inbox, read_json
 from headrace.server.door import Door
 from headrace.server.errors import ApiError
 from headrace.server.metrics import HttpMetrics
 from headrace.server.settings import ServeSettings
+
+#: Bodies of the largest size that may be on their way at once.
+MAX_INBOX_BODIES = 16
 
 
 @dataclass(slots=True)
@@ -23,6 +26,10 @@ class Context:
     load_error: str | None = None
     draining: bool = False
     http: HttpMetrics = field(default_factory=HttpMetrics)
+    inbox: Inbox = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.inbox = Inbox(MAX_INBOX_BODIES * self.settings.max_body_bytes)
 
 
 def context_of(request: Request) -> Context:
@@ -43,5 +50,6 @@ def open_door(request: Request) -> Door:
 
 async def json_body(request: Request) -> dict[str, Any]:
     """The request's JSON object, within the server's limits. Raises ApiError."""
-    settings = context_of(request).settings
-    return await read_json(request, settings.max_body_bytes, settings.max_nesting)
+    context = context_of(request)
+    settings = context.settings
+    return await read_json(request, settings.max_body_bytes, settings.max_nesting, context.inbox)
