@@ -133,8 +133,26 @@ class SamplingParams:
         penalties = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
         return self.min_tokens > 0 or penalties != (1.0, 0.0, 0.0)
 
+    @property
+    def num_listed_ids(self) -> int:
+        """Ids in all lists together: what the size of a request's sampler grows with."""
+        lists = (
+            self.logit_bias,
+            self.allowed_token_ids,
+            self.banned_token_ids,
+            self.stop_token_ids,
+        )
+        return sum(len(ids or ()) for ids in lists)
+
     def validate_for(self, num_ids: int) -> None:
-        """Checks every id against a vocabulary of ids 0 … num_ids−1. Raises UsageError."""
+        """Checks every id against a vocabulary of ids 0 … num_ids−1. Raises UsageError. Many
+        requests may share one object: what was found good is not checked again."""
+        if self.__dict__.get("_valid_for") == num_ids:
+            return
+        self._check_ids(num_ids)
+        self._set("_valid_for", num_ids)
+
+    def _check_ids(self, num_ids: int) -> None:
         lists: dict[str, Iterable[int]] = {
             "logit_bias": self.logit_bias or (),
             "allowed_token_ids": self.allowed_token_ids or (),
@@ -222,7 +240,7 @@ def _check_names(names: Iterable[str]) -> None:
     known = {field.name for field in fields(SamplingParams)}
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+            near = difflib.get_close_matches(name[:80], known, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
             raise UsageError(f"Unknown sampling parameter {_show(name)}.{hint}")
 
@@ -308,9 +326,9 @@ def _stages(value: object) -> tuple[str, ...]:
     result = tuple(value)
     for name in result:
         if name not in DEFAULT_STAGES:
-            near = difflib.get_close_matches(str(name), DEFAULT_STAGES, n=1)
+            near = difflib.get_close_matches(str(name)[:80], DEFAULT_STAGES, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
             raise UsageError(f"stages holds the unknown stage {_show(name)}.{hint} {rule}.")
     if result[:2] != EDITING_STAGES or sorted(result) != sorted(DEFAULT_STAGES):
-        raise UsageError(f"{rule}; got {', '.join(map(str, result))}.")
+        raise UsageError(f"{rule}; got {_show(', '.join(map(str, result[:20])))}.")
     return result

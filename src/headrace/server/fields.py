@@ -20,6 +20,10 @@ MAX_SAMPLES = 128
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 4096
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARACTERS = 256
+#: trace · max_tokens · n: a candidate of a trace takes some hundred bytes until the answer is sent.
+MAX_TRACED = 1 << 16
 
 #: Bookkeeping of other services, and settings of features that are off or that change no token.
 NEUTRAL = frozenset({
@@ -68,9 +72,10 @@ def ignored_fields(body: RequestBody) -> list[str]:
                 raise invalid(f"The field {name} is not supported; leave it out.", name)
             ignored.append(name)
         else:
+            name = name[:80]  # comparing long texts takes long
             near = difflib.get_close_matches(name, type(body).model_fields, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
-            raise invalid(f"Unknown field {name[:80]!r}.{hint}", name[:80])
+            raise invalid(f"Unknown field {name!r}.{hint}", name)
     return ignored
 
 
@@ -104,9 +109,21 @@ def sampling_params(
     for name, number in ((top, logprobs), ("prompt_logprobs", prompt_logprobs)):
         if number is not None and not 0 <= number <= MAX_TOP_LOGPROBS:
             raise invalid(f"{name} = {number} is out of range: 0 … {MAX_TOP_LOGPROBS}.", name)
-    return SamplingParams(
+    params = SamplingParams(
         **given, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs
     )
+    _check_trace(params)
+    return params
+
+
+def _check_trace(params: SamplingParams) -> None:
+    if not params.trace:
+        return
+    if params.max_tokens is None or params.trace * params.max_tokens * params.n > MAX_TRACED:
+        raise invalid(
+            f"sampler_trace · max_tokens · n must be at most {MAX_TRACED:,}; lower one of them.",
+            "sampler_trace",
+        )
 
 
 #: Fields that SamplingParams has under the same name.
@@ -128,9 +145,13 @@ def _check_stops(stop: str | Sequence[str]) -> None:
 
 def _banned(words: list[str], encode: Callable[[str], list[int]]) -> list[int]:
     """Ids of words that are one token, alone or behind a space."""
+    if len(words) > MAX_BAD_WORDS:
+        raise invalid(f"bad_words holds {len(words)} words; at most {MAX_BAD_WORDS}.", "bad_words")
     banned: list[int] = []
     for word in words:
-        found = [ids[0] for ids in (encode(word), encode(" " + word)) if len(ids) == 1]
+        found = []
+        if len(word) <= MAX_BAD_WORD_CHARACTERS:
+            found = [ids[0] for ids in (encode(word), encode(" " + word)) if len(ids) == 1]
         if not found:
             raise invalid(
                 f"bad_words holds {word[:40]!r}, which is more than one token; only words of one "

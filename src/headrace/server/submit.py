@@ -16,6 +16,9 @@ from headrace.server.intake.common import Reader, Wishes
 from headrace.server.respond import DEADLINE, StreamAnswer, whole_answer
 from headrace.server.visit import visit_of
 
+#: Longest limit of a request's own, seconds; a longer one is taken for this.
+MAX_TIMEOUT_S = 7 * 86400.0
+
 
 def arrival(request: Request) -> float:
     """time.monotonic() at which the request's headers had come."""
@@ -57,4 +60,5 @@ def _time_limit(door: Door, body: Wishes) -> float | None:
         return server
     if body.timeout <= 0:
         raise invalid(f"timeout = {body.timeout} is out of range: more than 0 s.", "timeout")
-    return body.timeout if server is None else min(server, body.timeout)
+    wanted = min(body.timeout, MAX_TIMEOUT_S)
+    return wanted if server is None else min(server, wanted)

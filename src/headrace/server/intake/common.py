@@ -19,6 +19,8 @@ from headrace.structured.compiler import CompiledGrammar
 #: How much more or less urgent a request may be (engine.admission.rank_of).
 MAX_PRIORITY = 100
 MAX_PROMPTS = 2048
+#: Ids in a request's lists, times its prompts.
+MAX_LISTED_IDS = 1 << 18
 
 #: As a request gives it.
 Prompt = str | list[int]
@@ -91,6 +93,12 @@ def make_jobs(
     if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         raise invalid(
             f"priority = {priority} is out of range: {-MAX_PRIORITY} … {MAX_PRIORITY}.", "priority"
+        )
+    if len(prompts) * params.num_listed_ids > MAX_LISTED_IDS:
+        raise invalid(
+            f"{len(prompts)} prompts with {params.num_listed_ids} ids in logit_bias and the lists "
+            f"of ids are too much for one request; send the prompts in several.",
+            "prompt",
         )
     jobs = []
     for number, ids in enumerate(prompts):

@@ -6,14 +6,14 @@ from typing import Any
 
 from pydantic import Field
 
-from headrace.server.protocol.common import Integer, SamplingFields
+from headrace.server.protocol.common import Integer, List, SamplingFields
 from headrace.server.protocol.formats import FormatFields
 
 
 class ChatRequest(SamplingFields, FormatFields):
     """See OpenAI's chat completions; the extensions are vLLM's and llama.cpp's."""
 
-    messages: list[dict[str, Any]] = Field(
+    messages: List[dict[str, Any]] = Field(
         description="{role, content}; roles developer, system, user, assistant, tool."
     )
     max_tokens: Integer | None = None
@@ -28,7 +28,7 @@ class ChatRequest(SamplingFields, FormatFields):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = Field(None, description="Handed to the chat template.")
 
-    tools: list[dict[str, Any]] | None = Field(
+    tools: List[dict[str, Any]] | None = Field(
         None, description='Functions the model may call: {type: "function", function: {name, …}}.'
     )
     tool_choice: str | dict[str, Any] | None = Field(

@@ -8,12 +8,36 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 
 from headrace.server.errors import ApiError, invalid
 
 #: Any integer of JSON that a C integer of 64 bits holds, unsigned.
 Integer = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
+_Item = TypeVar("_Item")
+
+
+class _FirstErrorOnly(FailFast):
+    """pydantic's, usable in a union."""
+
+    def __hash__(self) -> int:
+        return hash(self.fail_fast)
+
+
+#: A list that is refused at its first wrong item: a report on every one of half a million would
+#: take seconds, and a gigabyte.
+List = Annotated[list[_Item], _FirstErrorOnly()]
+MAX_BIASES = 4096
+MAX_FIELDS = 256
+
+
+def _few(value: object) -> object:
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        raise ValueError(f"at most {MAX_BIASES} ids may have a bias")
+    return value
+
+
+Biases = Annotated[dict[str, float], BeforeValidator(_few)]
 
 
 class RequestBody(BaseModel):
@@ -37,11 +61,11 @@ class SamplingFields(RequestBody):
     temperature: float | None = None
     top_p: float | None = None
     n: Integer | None = None
-    stop: str | list[str] | None = None
+    stop: str | List[str] | None = None
     seed: Integer | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = Field(None, description="Token id → added to its logit.")
+    logit_bias: Biases | None = Field(None, description="Token id → added to its logit.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -51,9 +75,9 @@ class SamplingFields(RequestBody):
     repetition_penalty: float | None = None
     repeat_penalty: float | None = Field(None, description="llama.cpp's name of the same.")
     min_tokens: Integer | None = None
-    stop_token_ids: list[Integer] | None = None
-    allowed_token_ids: list[Integer] | None = None
-    bad_words: list[str] | None = Field(None, description="Words of one token that are banned.")
+    stop_token_ids: List[Integer] | None = None
+    allowed_token_ids: List[Integer] | None = None
+    bad_words: List[str] | None = Field(None, description="Words of one token that are banned.")
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -68,7 +92,7 @@ class SamplingFields(RequestBody):
     timeout: float | None = Field(None, description="Seconds after which the request is ended.")
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    sampler_stages: list[str] | None = Field(None, description="Order of the sampler's stages.")
+    sampler_stages: List[str] | None = Field(None, description="Order of the sampler's stages.")
     sampler_trace: Integer | None = Field(
         None, description="N: per token and stage, the N best candidates and the entropy."
     )
@@ -79,6 +103,8 @@ _Body = TypeVar("_Body", bound=RequestBody)
 
 def parse(kind: type[_Body], body: dict[str, Any]) -> _Body:
     """A JSON object as a request. Raises ApiError 400 naming the first wrong field."""
+    if len(body) > MAX_FIELDS:
+        raise invalid(f"The request has {len(body)} fields; at most {MAX_FIELDS} may be.")
     try:
         return kind.model_validate({name: v for name, v in body.items() if v is not None})
     except ValidationError as error:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from headrace.server.protocol.common import Integer, SamplingFields
+from headrace.server.protocol.common import Integer, List, SamplingFields
 from headrace.server.protocol.formats import FormatFields
 
 
 class CompletionRequest(SamplingFields, FormatFields):
     """See OpenAI's legacy completions; the extensions are vLLM's and llama.cpp's."""
 
-    prompt: str | list[str] | list[Integer] | list[list[Integer]] = Field(
+    prompt: str | List[str] | List[Integer] | List[List[Integer]] = Field(
         description="A text, texts, token ids, or lists of token ids."
     )
     max_tokens: Integer | None = None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from headrace.server.protocol.common import Integer, RequestBody
+from headrace.server.protocol.common import Integer, List, RequestBody
 
 
 class EmbeddingRequest(RequestBody):
     """See OpenAI's embeddings; pooling is ours."""
 
-    input: str | list[str] | list[Integer] | list[list[Integer]] = Field(
+    input: str | List[str] | List[Integer] | List[List[Integer]] = Field(
         description="A text, texts, token ids, or lists of token ids."
     )
     encoding_format: str | None = Field(None, description="float, or base64 of float32.")

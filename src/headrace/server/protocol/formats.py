@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from headrace.server.protocol.common import RequestBody
+from headrace.server.protocol.common import List, RequestBody
 
 
 class StructuredFields(BaseModel):
@@ -17,7 +17,7 @@ class StructuredFields(BaseModel):
     json_: str | dict[str, Any] | bool | None = Field(None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: List[str] | None = None
     grammar: str | None = Field(None, description="Lark in llguidance's dialect, or GBNF.")
 
 
@@ -32,7 +32,7 @@ class FormatFields(RequestBody):
     structured_outputs: StructuredFields | None = None
     guided_json: str | dict[str, Any] | bool | None = Field(None, description="vLLM's older name.")
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: List[str] | None = None
     guided_grammar: str | None = None
     json_schema: str | dict[str, Any] | bool | None = Field(None, description="llama.cpp's name.")
     grammar: str | None = Field(None, description="llama.cpp's GBNF, or Lark.")

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from headrace.server.protocol.common import Integer, RequestBody
+from headrace.server.protocol.common import Integer, List, RequestBody
 
 
 class ConversationFields(RequestBody):
@@ -16,7 +16,7 @@ class ConversationFields(RequestBody):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: List[dict[str, Any]] | None = None
     reasoning_effort: str | None = Field(None, description="Handed to the chat template.")
 
 
@@ -25,7 +25,7 @@ class TokenizeRequest(ConversationFields):
 
     prompt: str | None = None
     content: str | None = Field(None, description="llama.cpp's name of prompt.")
-    messages: list[dict[str, Any]] | None = None
+    messages: List[dict[str, Any]] | None = None
     add_special_tokens: bool | None = Field(
         None, description="BOS around a prompt; true by default, for messages false."
     )
@@ -42,10 +42,10 @@ class TokenizeRequest(ConversationFields):
 class DetokenizeRequest(RequestBody):
     """Ids → text, special tokens included."""
 
-    tokens: list[Integer]
+    tokens: List[Integer]
 
 
 class ApplyTemplateRequest(ConversationFields):
     """Messages → the text that /v1/chat/completions would tokenize."""
 
-    messages: list[dict[str, Any]]
+    messages: List[dict[str, Any]]
