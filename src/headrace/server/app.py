@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel
@@ -11,11 +10,18 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from headrace import __version__
 from headrace.errors import HeadraceError
 from headrace.server.context import Context
+from headrace.server.document import (
+    ERROR_RESPONSE,
+    STREAM_RESPONSE,
+    add_definitions,
+    body_of,
+    path_parameters,
+)
 from headrace.server.errors import ApiError, api_error
 from headrace.server.exposition import Exposition
 from headrace.server.middleware import Entrance
@@ -53,6 +59,8 @@ POST: dict[str, tuple[Route, type[BaseModel]]] = {
     "/detokenize": (tokens.detokenize, DetokenizeRequest),
     "/apply-template": (tokens.apply_template, ApplyTemplateRequest),
 }
+#: Routes that do not answer in JSON.
+PLAIN_TEXT = frozenset({"/ping", "/metrics"})
 
 
 def build_app(context: Context) -> FastAPI:
@@ -75,24 +83,37 @@ def build_app(context: Context) -> FastAPI:
         version=__version__,
         docs_url=None,  # its page would load scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,
         middleware=middleware,
     )
     app.state.context = context
     app.state.exposition = Exposition(context)
     for path, route in GET.items():
-        app.add_api_route(path, route, methods=["GET"], response_model=None)
+        app.add_api_route(
+            path,
+            route,
+            methods=["GET"],
+            response_model=None,
+            response_class=PlainTextResponse if path in PLAIN_TEXT else JSONResponse,
+            responses=ERROR_RESPONSE,
+            openapi_extra=path_parameters(path),
+        )
     for path, (route, model) in POST.items():
         app.add_api_route(
-            path, route, methods=["POST"], response_model=None, openapi_extra=_body_schema(model)
+            path,
+            route,
+            methods=["POST"],
+            response_model=None,
+            responses={**(STREAM_RESPONSE if _streams(model) else {}), **ERROR_RESPONSE},
+            openapi_extra=body_of(model),
         )
+    add_definitions(app, [model for _, model in POST.values()])
     _add_error_handlers(app)
     return app
 
 
-def _body_schema(model: type[BaseModel]) -> dict[str, Any]:
-    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
-    return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
+def _streams(model: type[BaseModel]) -> bool:
+    return "stream" in model.model_fields
 
 
 # ---- errors -------------------------------------------------------------------------------------

@@ -1,0 +1,80 @@
+"""The OpenAPI document: what the bodies are, and that every error has one shape.
+
+Routes take the plain request, because they check bodies by themselves (FastAPI's own check answers
+in another shape); so what they take is told here. No behaviour.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+_REF = "#/components/schemas/{model}"
+_TEXT = {"type": "string"}
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": _TEXT,
+                "type": _TEXT,
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "integer", "null"]},
+            },
+        }
+    },
+}
+#: Of every route.
+ERROR_RESPONSE: dict[int | str, dict[str, Any]] = {
+    "default": {
+        "description": "Refused or failed.",
+        "content": {"application/json": {"schema": _ERROR}},
+    }
+}
+#: Of the routes that can stream.
+STREAM_RESPONSE: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer, or its events with stream = true.",
+        "content": {"application/json": {}, "text/event-stream": {"schema": _TEXT}},
+    }
+}
+
+
+def body_of(model: type[BaseModel]) -> dict[str, Any]:
+    """What an operation says of its JSON body."""
+    schema = {"$ref": _REF.format(model=model.__name__)}
+    return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
+
+
+def path_parameters(path: str) -> dict[str, Any]:
+    """What an operation says of the parameters in its path."""
+    names = [part[1:-1].partition(":")[0] for part in path.split("/") if part.startswith("{")]
+    if not names:
+        return {}
+    return {
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": _TEXT} for name in names
+        ]
+    }
+
+
+def add_definitions(app: FastAPI, models: list[type[BaseModel]]) -> None:
+    """Makes the app's document hold the schemas of the bodies and all that they refer to."""
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schemas = plain().setdefault("components", {}).setdefault("schemas", {})
+            for model in models:
+                schema = model.model_json_schema(ref_template=_REF)
+                schemas.update(schema.pop("$defs", {}))
+                schemas[model.__name__] = schema
+        assert app.openapi_schema is not None
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
