@@ -13,7 +13,8 @@ API_KEY = "a-key-for-tests"
 
 @pytest.fixture(scope="session")
 def smollm2() -> Iterator[LiveServer]:
-    with serving("smollm2-135m", "--max-model-len", "1024") as server:
+    options = ("--max-model-len", "1024", "--trust-request-chat-template")
+    with serving("smollm2-135m", *options) as server:
         yield server
 
 

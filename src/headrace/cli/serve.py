@@ -62,7 +62,14 @@ def serve(
     ping_interval: Annotated[
         float, typer.Option(help="Silence in a stream before a comment line is sent, seconds.")
     ] = 5.0,
+    reader_timeout: Annotated[
+        float,
+        typer.Option(help="A reader that takes nothing for so long is disconnected, seconds."),
+    ] = 120.0,
     chat_template: o.ChatTemplate = None,
+    trust_request_chat_template: Annotated[
+        bool, typer.Option(help="Requests may bring their own chat_template.")
+    ] = False,
     metrics_prefix: Annotated[
         str, typer.Option(help="Prefix of the metrics' names; vllm for existing dashboards.")
     ] = "headrace",
@@ -128,6 +135,8 @@ def serve(
         request_timeout_s=request_timeout,
         drain_timeout_s=drain_timeout,
         ping_interval_s=ping_interval,
+        reader_timeout_s=reader_timeout,
+        trust_request_chat_template=trust_request_chat_template,
         metrics_prefix=metrics_prefix,
         tool_call_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,

@@ -15,7 +15,7 @@ from headrace.formats.chat_sandbox import MAX_SIZE, ChatEnvironment, TemplateLim
 
 
 class CompiledTemplate:
-    """A template in its own environment. One rendering at a time: the caller locks."""
+    """A template in its own environment. Safe to use from several threads."""
 
     def __init__(self, source: str, origin: str) -> None:
         """origin: where the template is from, for messages. Raises ModelFileError if broken."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import operator
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
@@ -39,8 +40,9 @@ class TemplateLimitError(TemplateError):
     """A template used up its budget."""
 
 
-class Budget:
-    """What one rendering has used; raises TemplateLimitError beyond the limits."""
+class Budget(threading.local):
+    """What one rendering has used, in each thread its own; raises TemplateLimitError beyond the
+    limits."""
 
     def __init__(self) -> None:
         self.reset()
@@ -151,7 +153,7 @@ class GenerationTag(Extension):
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """The environment of one template. Rendering is not re-entrant: one budget at a time."""
+    """The environment of one template. It renders in several threads at a time, in each once."""
 
     intercepted_binops = frozenset({"*", "**", "%", "+", "<<"})
 

@@ -91,7 +91,7 @@ class ChatTemplate:
                 from headrace.formats.chat_render import CompiledTemplate  # jinja2 only for chats
 
                 self._compiled = CompiledTemplate(self.source, self.origin)
-            return self._compiled.render(names)
+        return self._compiled.render(names)
 
 
 def plain_messages(messages: Sequence[Message], *, developer: bool = False) -> list[dict[str, Any]]:

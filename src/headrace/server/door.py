@@ -129,8 +129,13 @@ class Door:
         return self.model.tokenizer
 
     def template(self, source: str | None = None) -> ChatTemplate:
-        """The model's template, or a request's own text, which is never taken for a file's name.
-        Raises PromptError without one."""
+        """The model's template, or a request's own text, which is never taken for a file's name
+        and which only a server that was told to trusts. Raises PromptError without one."""
+        if source is not None and not self.settings.trust_request_chat_template:
+            raise PromptError(
+                "chat_template: this server takes no templates from requests "
+                "(--trust-request-chat-template)."
+            )
         try:
             if source is not None:
                 return ChatTemplate(source, special_tokens(self.tokenizer), "of the request")

@@ -25,6 +25,8 @@ class ServeSettings:
     drain_timeout_s: how long a stopping server lets requests finish. ping_interval_s: silence in a
     stream after which a comment line is sent. max_body_bytes, max_nesting: of one JSON body.
     max_buffered_deltas: results a slow reader may have waiting before its request pauses.
+    reader_timeout_s: how long a reader may take nothing of an answer that waits for it.
+    trust_request_chat_template: a request may bring a chat template of its own.
     stall_timeout_s: how long a step may take before `/health` reports it. step_limits: the machine
     is measured at start, so that answers can say how close they came to its limit. otlp_endpoint:
     URL that spans are sent to, None = none. tool_call_parser, reasoning_parser: how answers are
@@ -43,6 +45,8 @@ class ServeSettings:
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     max_nesting: int = 64
     max_buffered_deltas: int = 256
+    reader_timeout_s: float = 120.0
+    trust_request_chat_template: bool = False
     stall_timeout_s: float = 60.0
     metrics_prefix: str = "headrace"
     tool_call_parser: str = "auto"
