@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
+import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import uvicorn
 
@@ -20,6 +24,7 @@ from headrace.engine.core import Engine
 from headrace.engine.model import OpenModel
 from headrace.errors import HeadraceError, UsageError
 from headrace.server.app import build_app
+from headrace.server.connection import Connection, ConnectionLimits, watch_time
 from headrace.server.context import Context
 from headrace.server.door import Door
 from headrace.server.respond import SHUTDOWN
@@ -35,6 +40,12 @@ SWITCH_INTERVAL_S = 0.0005
 #: Connections that may wait to be accepted.
 BACKLOG = 2048
 
+#: Bytes of an answer that the system may keep for a reader; more wait here, where they are seen.
+SEND_BUFFER_BYTES = 64 << 10
+#: Files that are not connections: the model, logs, libraries.
+SPARE_FILES = 64
+
+T = TypeVar("T")
 #: Opens a model and builds its engine; may take long, runs in a thread of its own.
 Load = Callable[[], tuple[OpenModel, Engine]]
 
@@ -47,9 +58,12 @@ def serve(settings: ServeSettings, load: Load, *, template: str | None = None) -
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     listener = bind(settings.host, settings.port)
     context = Context(settings)
+    limits = ConnectionLimits(
+        reader_s=settings.reader_timeout_s, max_connections=raise_file_limit() - SPARE_FILES
+    )
     config = uvicorn.Config(
         build_app(context),
-        http="httptools",
+        http=functools.partial(Connection, limits),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,
@@ -64,6 +78,22 @@ def serve(settings: ServeSettings, load: Load, *, template: str | None = None) -
         runner.run(run.main(listener))
     if run.error is not None:
         raise run.error
+    if run.is_loading:  # a thread inside the native core does not survive the interpreter's end
+        logging.shutdown()
+        os._exit(0)
+
+
+def raise_file_limit() -> int:
+    """As many open files as the system grants this process."""
+    try:
+        import resource
+    except ImportError:  # not on this system
+        return 1024
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    return min(soft, 1 << 16) if soft > 0 else 1 << 16
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -73,6 +103,12 @@ def bind(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = found[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # What follows is inherited by every connection; a dead peer is noticed in a minute.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+            if hasattr(socket, name):
+                listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         listener.bind(address)
     except OSError as error:
         raise UsageError(
@@ -100,6 +136,7 @@ class _Run:
         self._template = template
         self._stop: asyncio.Task[None] | None = None
         self._hurried = False
+        self.is_loading = True
         self.error: BaseException | None = None
 
     async def main(self, listener: socket.socket) -> None:
@@ -110,26 +147,30 @@ class _Run:
         listener.listen(BACKLOG)  # from here on clients connect; they read 503 while it loads
         _LOG.info("listening", extra={"url": f"http://{_shown(host)}:{port}"})
         loading = asyncio.create_task(self._open())
+        watching = asyncio.create_task(watch_time(self._server.server_state.connections))
         try:
             await self._server.serve(sockets=[listener])
         finally:
             loading.cancel()
+            watching.cancel()
             if self._context.door is not None:
                 self._context.door.close()
 
     async def _open(self) -> None:
         settings, began = self._context.settings, time.monotonic()
         try:
-            model, engine = await asyncio.to_thread(self._load)
+            model, engine = await in_thread(self._load)
             door = Door(settings, model, engine, self._template)
-            await asyncio.to_thread(door.warm_up)
+            await in_thread(door.warm_up)
         except Exception as error:
+            self.is_loading = False
             self.error = error
             self._context.load_error = str(error)
             if not isinstance(error, HeadraceError):
                 _LOG.exception("the model could not be loaded")
             self._server.should_exit = True
             return
+        self.is_loading = False
         door.start()
         self._context.door = door
         _LOG.info(
@@ -163,6 +204,28 @@ class _Run:
         end = time.monotonic() + seconds
         while door.num_open and time.monotonic() < end and not self._hurried:
             await asyncio.sleep(0.02)
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Runs work in a thread that a stopping process does not wait for."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def tell(function: Callable[..., None], value: object) -> None:
+        if not result.done():
+            function(value)
+
+    def run() -> None:
+        told: tuple[Callable[..., None], object]
+        try:
+            told = result.set_result, work()
+        except BaseException as error:
+            told = result.set_exception, error
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(tell, *told)
+
+    threading.Thread(target=run, name="loading", daemon=True).start()
+    return await result
 
 
 def _shown(host: str) -> str:

@@ -1,0 +1,229 @@
+"""Connection: one client's socket, with the limits that the HTTP library leaves open.
+
+Whatever a stranger could make the server keep is bounded: the size and the time of a request's
+head, the time of its body, requests sent ahead of their turn, connections, and bytes that wait for
+a reader who does not read. Knows no routes; what it refuses looks like any other refusal.
+
+    waiting ─ first byte ─▶ head ─ blank line ─▶ body ─ last byte ─▶ answer ─▶ waiting
+       idle_s              head_s               body_s             the request's own limits
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from headrace.server.errors import ApiError
+
+#: Seconds between two looks at all connections.
+SWEEP_INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """idle_s: silence between two requests. head_s, body_s: time for the head and the body of one
+    request. reader_s: how long a reader may take nothing while something waits for it.
+    max_head_bytes, max_headers: of one request. max_ahead: requests sent before their turn.
+    max_connections: open at once; None = as many as there are."""
+
+    reader_s: float
+    idle_s: float = 65.0
+    head_s: float = 20.0
+    body_s: float = 75.0
+    max_head_bytes: int = 64 << 10
+    max_headers: int = 128
+    max_ahead: int = 16
+    max_connections: int | None = None
+
+
+class Phase(Enum):
+    WAITING = auto()
+    HEAD = auto()
+    BODY = auto()
+    ANSWER = auto()
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's connection within limits. `overdue` is to be asked from time to time."""
+
+    def __init__(self, limits: ConnectionLimits, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._phase = Phase.WAITING
+        self._since = time.monotonic()
+        self._num_head_bytes = 0
+        self._unparsed_head = 0  # bytes that came while the head was not yet complete
+        self._upgrading = False
+        self._refusal: ApiError | None = None
+        self._unsent = 0
+        self._unsent_since = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        most = self._limits.max_connections
+        if most is not None and len(self.connections) > most:
+            error = ApiError(503, "Too many connections are open.", headers={"Retry-After": "1"})
+            self._refuse(error)
+
+    def eof_received(self) -> None:
+        """A client that closes its half has left: whatever runs for it ends now, also when bytes
+        that nobody will read still wait."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.abort()
+
+    # ---- what comes in ----------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        if self._phase in (Phase.WAITING, Phase.HEAD):
+            self._unparsed_head += len(data)
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            refusal = self._refusal or ApiError(400, "What came is not a valid HTTP request.")
+            self._refuse(refusal)
+            return
+        if self._phase is Phase.HEAD and self._unparsed_head > self._limits.max_head_bytes:
+            self._refuse(self._too_large())
+        elif self.pipeline:
+            self._read_on()
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as pause:
+            if not self._upgrading:
+                return
+            # We speak HTTP/1.1 only: the same request again, without the wish to change that.
+            self._upgrading = False
+            head = [self.scope["method"].encode(), b" ", self.url, b" HTTP/1.1\r\n"]
+            for name, value in self.headers:
+                if name != b"upgrade":
+                    head += [name, b": ", value, b"\r\n"]
+            self.parser = httptools.HttpRequestParser(self)
+            self._feed(b"".join([*head, b"\r\n", data[pause.args[0] :]]))
+
+    def _read_on(self) -> None:
+        """Requests ahead of their turn must not hide that the client has left: reading goes on, but
+        not without bound."""
+        if len(self.cycle.body) > HIGH_WATER_LIMIT:
+            self._refuse(ApiError(400, "Too much was sent ahead of its turn."))
+        else:
+            self.flow.resume_reading()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._num_head_bytes = 0
+        self._enter(Phase.HEAD)
+        if len(self.pipeline) >= self._limits.max_ahead:
+            self._stop(ApiError(400, "Too many requests were sent ahead of their turn."))
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._count(len(name) + len(value))
+        if len(self.headers) > self._limits.max_headers:
+            self._stop(ApiError(431, f"A request may have {self._limits.max_headers} headers."))
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_head_bytes += num_bytes
+        if self._num_head_bytes > self._limits.max_head_bytes:
+            self._stop(self._too_large())
+
+    def on_headers_complete(self) -> None:
+        self._enter(Phase.BODY)
+        self._unparsed_head = 0
+        self._upgrading = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        if self._upgrading:
+            self.scope["method"] = self.parser.get_method().decode("ascii")
+        else:
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if self._upgrading:
+            return
+        super().on_message_complete()
+        self._enter(Phase.WAITING if self.cycle.response_complete else Phase.ANSWER)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._phase is Phase.ANSWER and not self.pipeline:
+            self._enter(Phase.WAITING)
+
+    def _enter(self, phase: Phase) -> None:
+        self._phase = phase
+        self._since = time.monotonic()
+
+    # ---- refusals ---------------------------------------------------------------------------
+
+    def _stop(self, refusal: ApiError) -> None:
+        """Leaves the parser; `data_received` answers."""
+        self._refusal = refusal
+        raise ValueError(refusal.message)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            431, f"The head of a request may have {self._limits.max_head_bytes:,} bytes."
+        )
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answers and closes; an answer that is under way is cut off instead."""
+        if self.transport.is_closing():
+            return
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            is_its_body = self._phase is Phase.BODY and not self.pipeline
+            if cycle.response_started or not is_its_body:
+                self.transport.abort()
+                return
+        body = error.to_bytes()
+        lines = [STATUS_LINE[error.status], b"content-type: application/json\r\n"]
+        for name, value in self.server_state.default_headers:
+            lines += [name, b": ", value, b"\r\n"]
+        for key, text in error.headers.items():
+            lines.append(f"{key}: {text}\r\n".lower().encode())
+        lines.append(b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body))
+        self.transport.write(b"".join([*lines, body]))
+        self.transport.close()
+
+    # ---- time -------------------------------------------------------------------------------
+
+    def check_time(self, now_s: float) -> None:
+        """Ends the connection when the client has taken too long. now_s: time.monotonic()."""
+        limits = self._limits
+        waited = now_s - self._since
+        if self._stuck(now_s):
+            self.transport.abort()
+        elif self._phase is Phase.HEAD and waited > limits.head_s:
+            self._refuse(ApiError(408, f"The head did not arrive within {limits.head_s:g} s."))
+        elif self._phase is Phase.BODY and waited > limits.body_s:
+            self._refuse(ApiError(408, f"The body did not arrive within {limits.body_s:g} s."))
+        elif self._phase is Phase.WAITING and waited > limits.idle_s:
+            self.transport.close()
+
+    def _stuck(self, now_s: float) -> bool:
+        """Whether bytes have waited for reader_s without any being taken; also after `close`."""
+        unsent = self.transport.get_write_buffer_size()
+        if unsent == 0 or unsent != self._unsent:
+            self._unsent, self._unsent_since = unsent, now_s
+            return False
+        return now_s - self._unsent_since > self._limits.reader_s
+
+
+async def watch_time(connections: set[Any]) -> None:
+    """Keeps looking at all connections of a server until it is cancelled."""
+    while True:
+        await asyncio.sleep(SWEEP_INTERVAL_S)
+        now = time.monotonic()
+        for connection in list(connections):
+            connection.check_time(now)
