@@ -29,13 +29,22 @@ from headrace.server.observer import Observer
 from headrace.server.protocol.chat import ChatRequest
 from headrace.server.protocol.completion import CompletionRequest
 from headrace.server.protocol.embedding import EmbeddingRequest
+from headrace.server.protocol.response import ResponseRequest
 from headrace.server.protocol.tokens import (
     ApplyTemplateRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
 from headrace.server.respond import ClientLeft
-from headrace.server.routes import chat, completions, embeddings, models, operations, tokens
+from headrace.server.routes import (
+    chat,
+    completions,
+    embeddings,
+    models,
+    operations,
+    responses,
+    tokens,
+)
 
 Route = Callable[[Request], Awaitable[Response]]
 
@@ -54,6 +63,7 @@ GET: dict[str, Route] = {
 POST: dict[str, tuple[Route, type[BaseModel]]] = {
     "/v1/chat/completions": (chat.chat_completions, ChatRequest),
     "/v1/completions": (completions.completions, CompletionRequest),
+    "/v1/responses": (responses.responses, ResponseRequest),
     "/v1/embeddings": (embeddings.embeddings, EmbeddingRequest),
     "/tokenize": (tokens.tokenize, TokenizeRequest),
     "/detokenize": (tokens.detokenize, DetokenizeRequest),

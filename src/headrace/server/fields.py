@@ -58,6 +58,11 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": ({},),
     "logits_processors": ([],),
     "truncation": ("disabled",),
+    "add_special_tokens": (False,),  # of a conversation: its template has them
+    "background": (False,),
+    "conversation": (),
+    "prompt": (),
+    "max_tool_calls": (),
 }
 
 

@@ -23,7 +23,6 @@ class ChatRequest(SamplingFields, FormatFields):
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    add_special_tokens: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = Field(None, description="Handed to the chat template.")
