@@ -108,8 +108,8 @@ def serving(model: str, *options: str) -> Iterator[Server]:
 
 def _wait_for_port(process: subprocess.Popen[bytes], log: Path) -> int:
     for _ in range(1200):
-        found = re.search(r"at http://127\.0\.0\.1:(\d+)/v1", log.read_text())
-        if found:
+        found = re.search(r"listening url=http://127\.0\.0\.1:(\d+)", log.read_text())
+        if found and "is ready" in log.read_text():
             return int(found[1])
         if process.poll() is not None:
             break
@@ -263,6 +263,13 @@ def broken(result: dict[str, float]) -> list[str]:
     return found
 
 
+def _line(item: tuple[str, float]) -> str:
+    name, value = item
+    limit = LIMITS.get(name)
+    must = "" if limit is None else f"   {limit[0]} {limit[1]:g} {limit[2]}"
+    return f"{name:40} {value:10.4g}{must}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -282,16 +289,10 @@ def main() -> None:
         parser.error(f"no such part: {', '.join(unknown)}")
     result: dict[str, float] = {}
     for name in options.parts or PARTS:
-        result |= PARTS[name](options)
+        found = PARTS[name](options)
+        result |= found
         if not options.json:
-            for key, value in result.items():
-                limit = LIMITS.get(key)
-                print(
-                    f"{key:36} {value:10.4g}"
-                    + (f"   {limit[0]} {limit[1]:g} {limit[2]}" if limit else "")
-                )
-            print(flush=True)
-            result = result if options.check else {}
+            print("\n".join(map(_line, found.items())), end="\n\n", flush=True)
     if options.json:
         print(json.dumps(result, indent=2))
     problems = broken(result) if options.check else []

@@ -76,7 +76,8 @@ PLAIN_TEXT = frozenset({"/ping", "/metrics"})
 def build_app(context: Context) -> FastAPI:
     """The application over a context, whose door may come later."""
     settings = context.settings
-    middleware = [Middleware(Entrance, api_keys=settings.api_keys, on_end=Observer(context).ended)]
+    observer = Observer(context)
+    middleware = [Middleware(Entrance, api_keys=settings.api_keys, on_end=observer.ended)]
     if settings.allow_origins:  # outermost: a browser's preflight carries no key
         middleware.insert(
             0,
@@ -97,6 +98,7 @@ def build_app(context: Context) -> FastAPI:
         middleware=middleware,
     )
     app.state.context = context
+    app.state.observer = observer
     app.state.exposition = Exposition(context)
     for path, route in GET.items():
         app.add_api_route(

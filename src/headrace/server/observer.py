@@ -6,6 +6,7 @@ import logging
 
 from headrace.server.context import Context
 from headrace.server.respond import CLIENT_LEFT, DEADLINE, SHUTDOWN
+from headrace.server.tracing import Tracer
 from headrace.server.visit import CLIENT_GONE, Visit
 
 _LOG = logging.getLogger("headrace.server")
@@ -18,6 +19,8 @@ class Observer:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        endpoint = context.settings.otlp_endpoint
+        self._tracer = None if endpoint is None else Tracer(endpoint)
 
     def ended(self, visit: Visit) -> None:
         """A request is over; `visit` is complete."""
@@ -27,9 +30,16 @@ class Observer:
             if flow.cancelled == CLIENT_LEFT:
                 visit.status = CLIENT_GONE
         self._context.http.ended(visit.method, visit.route, visit.status)
+        if self._tracer is not None:
+            self._tracer.record(visit)
         level = _level(visit)
         if _LOG.isEnabledFor(level):
             _log(visit, level)
+
+    def close(self) -> None:
+        """Sends what waits to be sent, for a moment at most."""
+        if self._tracer is not None:
+            self._tracer.close()
 
 
 def _level(visit: Visit) -> int:

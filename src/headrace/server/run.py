@@ -58,11 +58,12 @@ def serve(settings: ServeSettings, load: Load, *, template: str | None = None) -
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     listener = bind(settings.host, settings.port)
     context = Context(settings)
+    app = build_app(context)
     limits = ConnectionLimits(
         reader_s=settings.reader_timeout_s, max_connections=raise_file_limit() - SPARE_FILES
     )
     config = uvicorn.Config(
-        build_app(context),
+        app,
         http=functools.partial(Connection, limits),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
@@ -76,6 +77,7 @@ def serve(settings: ServeSettings, load: Load, *, template: str | None = None) -
     run = _Run(context, _Server(config), load, template)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(run.main(listener))
+    app.state.observer.close()
     if run.error is not None:
         raise run.error
     if run.is_loading:  # a thread inside the native core does not survive the interpreter's end

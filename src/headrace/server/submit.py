@@ -42,6 +42,7 @@ async def submit(request: Request, read: Reader) -> Response:
     limit = _time_limit(door, intake.body)
     visit.flow = flow = door.open(intake.jobs)
     visit.model = intake.body.model or door.settings.model_name
+    visit.answer_id = intake.renderer.id
     if limit is not None:
         left = max(limit - (time.monotonic() - intake.jobs[0].arrived_s), 0.0)
         timer = asyncio.get_running_loop().call_later(left, flow.cancel, DEADLINE)

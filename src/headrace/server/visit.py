@@ -26,7 +26,7 @@ class Visit:
     path that does not exist. arrived_s: monotonic; arrived_unix_s: the same moment on the clock on
     the wall. status: as sent; 0 = nothing was sent. problem: what ended it badly, in one word.
     traceparent, tracestate: W3C headers as they came. flow: of a generating request that was
-    queued; model, answer_id: what its answer carries."""
+    queued; model, answer_id: what its answer carries. server: address and port it came to."""
 
     name: str
     method: str
@@ -41,6 +41,7 @@ class Visit:
     flow: Flow | None = None
     model: str | None = None
     answer_id: str | None = None
+    server: tuple[str, int | None] = ("", None)
     ended_s: float = 0.0
 
     def end(self, scope: Scope) -> None:
@@ -51,6 +52,14 @@ class Visit:
             self.route = route.path
         if not self.status:
             self.status = CLIENT_GONE
+        server = scope.get("server")
+        if server is not None:
+            self.server = (server[0], server[1])
+
+    @property
+    def failed(self) -> bool:
+        """Whether it was the server's fault that it did not go well."""
+        return self.status >= 500 or self.problem in ("server_error", "shutdown")
 
     @property
     def total_s(self) -> float:

@@ -25,6 +25,11 @@ json_text = encode_basestring
 class Renderer(Protocol):
     """How the results of one request become an answer. One per request; streams change it."""
 
+    @property
+    def id(self) -> str:
+        """The answer's name."""
+        ...
+
     def start(self) -> bytes:
         """What a stream begins with, before any token."""
         ...

@@ -59,6 +59,10 @@ class CompletionRenderer:
         )
         self._plain = self._plain_pieces() if plain else None
 
+    @property
+    def id(self) -> str:
+        return self._options.id
+
     def _plain_pieces(self) -> tuple[str, str, str]:
         """A chunk of plain text around its choice index and its text."""
         before, after = data({**self._names, "choices": []}).decode().split('"choices":[]')
