@@ -24,7 +24,7 @@ import httpx
 ROOT = Path(__file__).parents[1]
 START_S = 120.0
 STOP_S = 40.0
-_LISTENING = re.compile(r"listening url=(http://\S+)")
+_LISTENING = re.compile(r"listening.*?(http://[^\s\"]+)")
 
 
 class LiveServer:

@@ -42,7 +42,7 @@ class Tracer:
                 f"--otlp-endpoint."
             ) from None
         resource = Resource.create({names.SERVICE_VERSION: __version__})
-        if resource.attributes.get(names.SERVICE_NAME) == "unknown_service":
+        if str(resource.attributes.get(names.SERVICE_NAME)).startswith("unknown_service"):
             resource = resource.merge(Resource({names.SERVICE_NAME: "headrace"}))
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))

@@ -1,0 +1,48 @@
+"""A real server with planted troubles, for test_liveness.py: python planted_server.py DIRECTORY.
+
+Loading waits for the file `load` in the directory; a step waits while the file `hold` is there, and
+raises outside of the engine's own care once the file `break` is.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from headrace.engine.config import EngineOptions
+from headrace.engine.core import Engine
+from headrace.engine.model import OpenModel, build_engine, open_model
+from headrace.engine.outputs import Delta
+from headrace.engine.scheduler import Plan
+from headrace.server.logs import set_up_logging
+from headrace.server.run import serve
+from headrace.server.settings import ServeSettings
+
+
+def load(directory: Path) -> tuple[OpenModel, Engine]:
+    while not (directory / "load").exists():
+        time.sleep(0.01)
+    model = open_model("smollm2-135m", offline=True)
+    engine = build_engine(model, EngineOptions(kv_cache_memory="256MiB"))
+    step, schedule = engine.step, engine.scheduler.schedule
+
+    def held() -> list[Delta]:
+        while (directory / "hold").exists():
+            time.sleep(0.01)
+        return step()
+
+    def broken() -> Plan:
+        if (directory / "break").exists():
+            raise RuntimeError("planted")
+        return schedule()
+
+    engine.step = held  # type: ignore[method-assign]
+    engine.scheduler.schedule = broken  # type: ignore[method-assign]
+    return model, engine
+
+
+if __name__ == "__main__":
+    set_up_logging("text")
+    settings = ServeSettings(("planted",), port=0, stall_timeout_s=0.3, step_limits=False)
+    serve(settings, lambda: load(Path(sys.argv[1])))

@@ -1,0 +1,168 @@
+"""/health tells the truth about a real process: loading, ready, stuck, broken, stopping."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from live_server import ROOT, LiveServer, serving
+
+pytestmark = pytest.mark.models
+
+LONG = {"prompt": "The sea", "max_tokens": 400, "ignore_eos": True, "stream": True}
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"never: {what}")
+
+
+class Planted:
+    """A server process whose troubles are files in a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.log_path = directory / "log"
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("planted_server.py")), str(directory)],
+            stderr=self.log_path.open("wb"),
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        )
+        url = until(lambda: re.search(r"http://\S+", self.log_path.read_text()), "listens")[0]
+        self.http = httpx.Client(base_url=url, timeout=60)
+
+    def health(self) -> tuple[int, str]:
+        """Status and what it says."""
+        answer = self.http.get("/health")
+        body = answer.json()
+        if answer.status_code == 200:
+            return 200, body["status"]
+        assert body["error"]["type"] == "unavailable_error"
+        assert body["error"]["code"] == 503
+        return answer.status_code, body["error"]["message"]
+
+    def becomes(self, status: int, words: str) -> None:
+        until(lambda: (h := self.health())[0] == status and words in h[1], f"{status} {words}")
+
+    def plant(self, trouble: str) -> None:
+        (self.directory / trouble).touch()
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Iterator[Planted]:
+    planted = Planted(tmp_path)
+    yield planted
+    planted.http.close()
+    planted.process.send_signal(signal.SIGTERM)
+    planted.process.wait(30)
+
+
+def test_loading_ready_stuck_and_broken(planted: Planted) -> None:
+    assert planted.health() == (503, "Loading model")
+    refused = planted.http.post("/v1/completions", json=LONG)
+    assert refused.status_code == 503
+    assert refused.headers["retry-after"]
+    assert planted.http.get("/metrics").status_code == 200
+    assert planted.http.get("/version").status_code == 200
+
+    planted.plant("load")
+    planted.becomes(200, "ok")
+    short = {"prompt": "The sea", "max_tokens": 3, "stream": False}
+    assert planted.http.post("/v1/completions", json=short).status_code == 200
+
+    planted.plant("hold")
+    answers: list[httpx.Response] = []
+    url = str(planted.http.base_url)
+    worker = threading.Thread(
+        target=lambda: answers.append(httpx.post(f"{url}/v1/completions", json=short, timeout=60))
+    )
+    worker.start()
+    planted.becomes(503, "in one step for")
+    assert planted.http.get("/v1/models").status_code == 200  # the door itself is not stuck
+    (planted.directory / "hold").unlink()
+    worker.join()
+    assert answers[0].status_code == 200
+    assert planted.health() == (200, "ok")
+
+    with planted.http.stream("POST", "/v1/completions", json=LONG | {"n": 2}) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        planted.plant("break")
+        last = [line for line in lines if line.startswith("data: ")][-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
+    planted.becomes(503, "The engine has stopped")
+    assert planted.http.post("/v1/completions", json=short).status_code == 503
+    assert 'finished_reason="error"' in planted.http.get("/metrics").text
+    assert "planted" in planted.log_path.read_text()  # the traceback, once
+
+
+def test_many_requests_end_when_the_engine_breaks(planted: Planted) -> None:
+    """Those in the steps, those that wait, and those that had not yet entered: all are answered."""
+    planted.plant("load")
+    planted.becomes(200, "ok")
+    planted.plant("hold")
+    url = str(planted.http.base_url)
+    statuses: list[int] = []
+
+    def ask() -> None:
+        body = {"prompt": "The sea", "max_tokens": 5}
+        statuses.append(httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code)
+
+    workers = [threading.Thread(target=ask) for _ in range(20)]
+    for worker in workers:
+        worker.start()
+    until(lambda: planted.http.get("/load").json()["server_load"] == 20, "20 requests are open")
+    planted.plant("break")
+    (planted.directory / "hold").unlink()
+    for worker in workers:
+        worker.join(30)
+    assert statuses == [500] * 20
+
+
+def test_a_stopping_server_refuses_and_finishes() -> None:
+    with serving("smollm2-135m", "--no-step-limits") as server:
+        with server.http.stream("POST", "/v1/completions", json=LONG) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            status = until(lambda: _unready(server), "stopping")
+            assert "shutting down" in status
+            assert server.post("/v1/completions", LONG).status_code == 503
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert (
+            json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        )
+        assert server.process.wait(20) == 0
+
+
+def _unready(server: LiveServer) -> str | None:
+    answer = server.get("/health")
+    message: str = answer.json().get("error", {}).get("message", "")
+    return message if answer.status_code == 503 else None
+
+
+def test_version_and_load(smollm2: LiveServer) -> None:
+    from headrace import __version__
+
+    assert smollm2.json("/version") == {"version": __version__}
+    idle = smollm2.json("/load")
+    assert (idle["server_load"], idle["running"], idle["waiting"]) == (0, 0, 0)
+    assert idle["max"] >= 512
