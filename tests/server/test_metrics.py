@@ -139,6 +139,17 @@ def test_counts_are_what_the_client_saw(smollm2: LiveServer) -> None:
     assert change.of("http_requests_total", **ok) == 3
 
 
+def test_embeddings_count_as_prompts_only(smollm2: LiveServer) -> None:
+    change = Change(smollm2)
+    usage = smollm2.json("/v1/embeddings", {"input": ["One", "Two and more"]})["usage"]
+    assert change.of("prompt_tokens_total") == usage["prompt_tokens"]
+    assert change.of("request_prompt_tokens_sum") == usage["prompt_tokens"]
+    assert change.of("generation_tokens_total") == 0
+    assert change.of("time_to_first_token_seconds_count") == 0
+    assert change.of("request_params_n_count") == 0
+    assert change.of("e2e_request_latency_seconds_count") == 2
+
+
 def test_times_are_those_of_the_answers(smollm2: LiveServer) -> None:
     change = Change(smollm2)
     timings = complete(smollm2, max_tokens=20)["timings"]

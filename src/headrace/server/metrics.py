@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from headrace.engine.generation import Generation
 from headrace.engine.outputs import RequestMetrics as Account
-from headrace.engine.params import DefaultLimit
+from headrace.engine.params import DefaultLimit, SamplingParams
 from headrace.server.histogram import REQUEST_S, SAMPLES, Histogram, one_two_five
 from headrace.server.job import Job
 
@@ -51,20 +51,25 @@ class RequestMetrics:
         if not samples:
             self.finished["error" if job.cancelled is None else "abort"] += 1
         self.prompt_tokens.observe(len(job.prompt))
+        if job.pooling is None:
+            self._draws(params, samples)
+        if request is not None:
+            self._times(request.metrics(), samples)
+
+    def _draws(self, params: SamplingParams, samples: Sequence[Generation]) -> None:
+        """What was asked for and what came."""
         self.params_n.observe(params.n)
         limit = params.max_tokens
         if limit is not None and not isinstance(limit, DefaultLimit):
             self.params_max_tokens.observe(limit)
-        if request is not None:
-            self._times(request.metrics(), samples)
-
-    def _times(self, account: Account, samples: Sequence[Generation]) -> None:
-        """Intervals that did not happen are not observed."""
         counts = [len(sample.token_ids) for sample in samples]
         for count in counts:
             self.generation_tokens.observe(count)
-        most = max(counts, default=0)
-        self.max_generation_tokens.observe(most)
+        self.max_generation_tokens.observe(max(counts, default=0))
+
+    def _times(self, account: Account, samples: Sequence[Generation]) -> None:
+        """Intervals that did not happen are not observed."""
+        most = max((len(sample.token_ids) for sample in samples), default=0)
         parts = (
             (self.e2e_latency, account.total_s),
             (self.queue_time, account.queue_s),

@@ -26,8 +26,8 @@ class Renderer(Protocol):
     """How the results of one request become an answer. One per request; streams change it."""
 
     @property
-    def id(self) -> str:
-        """The answer's name."""
+    def id(self) -> str | None:
+        """The answer's name, where it has one."""
         ...
 
     def start(self) -> bytes:

@@ -18,6 +18,10 @@ class EmbeddingRenderer:
         self._model = model
         self._encoded = encoded
 
+    @property
+    def id(self) -> str | None:
+        return None
+
     def start(self) -> bytes:
         return b""
 
