@@ -27,6 +27,7 @@ class ResponseRenderer:
         num_top: int | None,
         form: AnswerFormat,
     ) -> None:
+        self.id = options.id.replace("-", "_", 1)
         self._options = options
         self._jobs = jobs
         self._echo = echo
@@ -109,7 +110,7 @@ class ResponseRenderer:
         options, ended = self._options, status != "in_progress"
         incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
         answer: dict[str, Any] = {
-            "id": options.id.replace("-", "_", 1),
+            "id": self.id,
             "object": "response",
             "created_at": options.created,
             "completed_at": int(time.time()) if status == "completed" else None,
