@@ -22,6 +22,8 @@ from typing import Any
 import httpx
 
 ROOT = Path(__file__).parents[1]
+#: Of servers that want one.
+API_KEY = "a-key-for-tests"
 START_S = 120.0
 STOP_S = 40.0
 _LISTENING = re.compile(r"listening.*?(http://[^\s\"]+)")

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from live_server import LiveServer, serving
-
-API_KEY = "a-key-for-tests"
+from live_server import API_KEY, LiveServer, serving
 
 
 @pytest.fixture(scope="session")

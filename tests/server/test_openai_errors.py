@@ -11,8 +11,7 @@ import httpx
 import openai
 import pytest
 
-from conftest import API_KEY
-from live_server import LiveServer
+from live_server import API_KEY, LiveServer
 
 pytestmark = pytest.mark.models
 
