@@ -1,13 +1,15 @@
 """A real server with planted troubles, for test_liveness.py: python planted_server.py DIRECTORY.
 
 Loading waits for the file `load` in the directory; a step waits while the file `hold` is there, and
-raises outside of the engine's own care once the file `break` is.
+raises outside of the engine's own care once the file `break` is. While `garble` is there, answers
+to completions cannot be written.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.engine.config import EngineOptions
@@ -15,7 +17,9 @@ from headrace.engine.core import Engine
 from headrace.engine.model import OpenModel, build_engine, open_model
 from headrace.engine.outputs import Delta
 from headrace.engine.scheduler import Plan
+from headrace.server.job import Job
 from headrace.server.logs import set_up_logging
+from headrace.server.render.completion import CompletionRenderer
 from headrace.server.run import serve
 from headrace.server.settings import ServeSettings
 
@@ -42,7 +46,27 @@ def load(directory: Path) -> tuple[OpenModel, Engine]:
     return model, engine
 
 
+def plant_garbler(directory: Path) -> None:
+    chunk, whole = CompletionRenderer.chunk, CompletionRenderer.whole
+
+    def check() -> None:
+        if (directory / "garble").exists():
+            raise RuntimeError("garbled")
+
+    def garbled_chunk(self: CompletionRenderer, job: Job, delta: Delta) -> bytes:
+        check()
+        return chunk(self, job, delta)
+
+    def garbled_whole(self: CompletionRenderer, jobs: Sequence[Job]) -> bytes:
+        check()
+        return whole(self, jobs)
+
+    CompletionRenderer.chunk = garbled_chunk  # type: ignore[method-assign]
+    CompletionRenderer.whole = garbled_whole  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
+    plant_garbler(Path(sys.argv[1]))
     set_up_logging("text")
     settings = ServeSettings(("planted",), port=0, stall_timeout_s=0.3, step_limits=False)
     serve(settings, lambda: load(Path(sys.argv[1])))

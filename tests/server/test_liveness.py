@@ -136,6 +136,29 @@ def test_many_requests_end_when_the_engine_breaks(planted: Planted) -> None:
     assert statuses == [500] * 20
 
 
+def test_a_fault_of_ours_ends_one_request_only(planted: Planted) -> None:
+    """The log has the traceback and the request's id, the client one sentence, whole or streamed;
+    nothing goes on running."""
+    planted.plant("load")
+    planted.becomes(200, "ok")
+    short = {"prompt": "The sea", "max_tokens": 3}
+    planted.plant("garble")
+    whole = planted.http.post("/v1/completions", json=short, headers={"x-request-id": "whole-1"})
+    assert whole.status_code == 500
+    assert whole.headers["x-request-id"] == "whole-1"
+    assert whole.json()["error"]["type"] == "server_error"
+    stream = planted.http.post("/v1/completions", json=LONG, headers={"x-request-id": "stream-1"})
+    last = stream.text.strip().splitlines()[-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
+    assert "garbled" not in whole.text + stream.text
+    (planted.directory / "garble").unlink()
+    until(lambda: planted.http.get("/load").json()["server_load"] == 0, "nothing runs")
+    assert planted.http.post("/v1/completions", json=short).status_code == 200
+    log = until(lambda: (t := planted.log_path.read_text()).count("garbled") >= 2 and t, "logged")
+    assert "request_id=whole-1" in log
+    assert "request_id=stream-1" in log
+
+
 def test_a_stopping_server_refuses_and_finishes() -> None:
     with serving("smollm2-135m", "--no-step-limits") as server:
         with server.http.stream("POST", "/v1/completions", json=LONG) as stream:

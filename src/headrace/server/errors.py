@@ -66,13 +66,18 @@ class ApiError(Exception):
         self.code = code
         self.headers = headers or {}
 
+    @property
+    def kind(self) -> str:
+        """OpenAI's `type` of it."""
+        return _TYPES.get(self.status, "invalid_request_error")
+
     def to_dict(self) -> dict[str, Any]:
         """The error object. An unavailable server's code is its status, as llama.cpp's is."""
         code = self.status if self.status == 503 and self.code is None else self.code
         return {
             "error": {
                 "message": self.message,
-                "type": _TYPES.get(self.status, "invalid_request_error"),
+                "type": self.kind,
                 "param": self.param,
                 "code": code,
             }

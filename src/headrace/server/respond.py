@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 
@@ -20,6 +21,7 @@ from headrace.server.errors import ApiError, api_error, invalid
 from headrace.server.flow import Flow
 from headrace.server.render.answer import PING, Renderer
 
+_LOG = logging.getLogger("headrace.server")
 CLIENT_LEFT = "the client left"
 DEADLINE = "its time is over"
 SHUTDOWN = "the server is shutting down"
@@ -46,20 +48,31 @@ class StreamAnswer(Response):
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        flow = self._flow
+        flow, visit = self._flow, scope["visit"]
         async with _watched(flow, receive):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await _send(flow, send, self._renderer.start())
-            while not (await self._pass_on(send)):
-                pass
-            problem = problem_of(flow)
+            try:
+                last = await self._results(send)
+                problem = problem_of(flow)
+            except Exception:
+                _LOG.exception("a stream failed in a way it should not",
+                               extra={"request_id": visit.name})  # fmt: skip
+                problem = ApiError(500, "Something went wrong inside the server; its log says so.")
             if problem is not None:
+                visit.problem = problem.code or problem.kind
                 last = b"data: " + problem.to_bytes() + b"\n\n"
-            elif flow.cancelled is None:
-                last = self._renderer.end(flow.jobs)
-            else:
+            elif flow.cancelled is not None:
                 return  # the client left
             await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _results(self, send: Send) -> bytes:
+        """Sends all results as they come; what is to be sent last."""
+        flow = self._flow
+        await _send(flow, send, self._renderer.start())
+        while not (await self._pass_on(send)):
+            pass
+        whole = flow.cancelled is None and flow.error is None
+        return self._renderer.end(flow.jobs) if whole else b""
 
     async def _pass_on(self, send: Send) -> bool:
         """Sends what has come; true when that was all."""

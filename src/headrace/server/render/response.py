@@ -39,6 +39,10 @@ class ResponseRenderer:
         self._pending: list[dict[str, Any]] = []  # logprobs of text that is not certain yet
         self._reason: str | None = None
 
+    @property
+    def id(self) -> str | None:
+        return self._options.id.replace("-", "_", 1)
+
     # ---- stream -----------------------------------------------------------------------------
 
     def start(self) -> bytes:
