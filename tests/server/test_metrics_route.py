@@ -15,7 +15,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from live_server import LiveServer
+from live_server import ROOT, LiveServer
 
 pytestmark = pytest.mark.models
 
@@ -236,3 +236,13 @@ def test_looking_while_it_works_never_sees_counts_fall(smollm2: LiveServer) -> N
         for key, value in before.items():
             if key[0].endswith(("_total", "_count", "_bucket", "_sum")):
                 assert after[key] >= value, key
+
+
+def test_every_name_is_documented(smollm2: LiveServer) -> None:
+    complete(smollm2)
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    for family in text_string_to_metric_families(smollm2.get("/metrics").text):
+        if family.name.startswith("headrace:"):
+            name = family.name.removeprefix("headrace:")
+            stem = "external_prefix_cache_…" if name.startswith("external_") else name
+            assert f"`{stem}`" in page or f"`{stem}{{" in page, name
