@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from headrace.bench.host import busy_cpu_s
 from headrace.bench.peers.process import WorkerProcess
 
 
@@ -16,22 +17,12 @@ class Others:
         self.share = 0.0
 
     def __enter__(self) -> Others:
-        self._begin = (time.monotonic(), _busy_seconds(), self._worker.cpu_seconds())
+        self._begin = (time.monotonic(), busy_cpu_s(), self._worker.cpu_seconds())
         return self
 
     def __exit__(self, *_: object) -> None:
         begin, busy, own = self._begin
-        taken = (_busy_seconds() - busy) - (self._worker.cpu_seconds() - own)
+        taken = (busy_cpu_s() - busy) - (self._worker.cpu_seconds() - own)
         whole = (time.monotonic() - begin) * (os.cpu_count() or 1)
         # The system counts in ticks of 10 ms; a few of them are no disturbance.
         self.share = max(taken - 0.03, 0.0) / whole if whole > 0 else 0.0
-
-
-def _busy_seconds() -> float:
-    """Seconds of all CPUs together that were not idle, a hypervisor's theft included."""
-    try:
-        with open("/proc/stat", encoding="ascii") as file:
-            user, nice, system, _, _, irq, softirq, steal = map(int, file.readline().split()[1:9])
-    except (OSError, ValueError):
-        return 0.0
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")

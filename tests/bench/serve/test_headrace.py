@@ -62,6 +62,7 @@ def test_completions(server: LiveServer) -> None:
     assert report["finish_reasons"] == {"length": 6}
     assert report["conditions"]["model"] == "smollm2-135m"
     assert report["server_cpu_s"] > 0
+    assert 0 <= report["others_cpu_share"] < 1
     # A client's request begins before the server sees it, and its tokens arrive after they leave.
     assert grown["e2e_request_latency_seconds_count"] == 6
     assert report["ttft_ms"]["mean"] * 6 / 1e3 >= grown["time_to_first_token_seconds_sum"] > 0

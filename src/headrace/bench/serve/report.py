@@ -95,6 +95,7 @@ def _notes(outcome: Outcome) -> list[str]:
     """The conditions in some lines, then the warnings."""
     wanted, summary, cost = outcome.wanted, outcome.summary, outcome.overhead
     c = outcome.conditions
+    others = outcome.others_share
     targets = ", ".join(f"{name} ≤ {ms:g} ms" for name, ms in wanted.targets.items())
     lines = [
         f"{wanted.target.url}{wanted.endpoint}, model {outcome.model}; {_load(outcome)}",
@@ -130,6 +131,7 @@ def _notes(outcome: Outcome) -> list[str]:
         f"{c['cpu']}, {c['cpus']} CPUs; headrace {c['headrace']}"
         + (f" ({c['git_commit']})" if c["git_commit"] else "")
         + f"; {c['date']}; load {c['load_average_1min']} before"
+        + ("" if others is None else f"; {100 * others:.0f} % of the CPUs went to others")
     )
     return lines + [f"NOTE: {warning}" for warning in warnings(outcome)]
 

@@ -44,6 +44,7 @@ def to_dict(outcome: Outcome, *, requests: bool = False) -> dict[str, Any]:
         "abandoned": outcome.abandoned,
         "not_sent": outcome.not_sent,
         "server_cpu_s": outcome.server_cpu_s,
+        "others_cpu_share": outcome.others_share,
         "overhead": _overhead(outcome),
         "warnings": warnings(outcome),
     }
@@ -119,6 +120,10 @@ def warnings(outcome: Outcome) -> list[str]:
     itl = summary.latencies.get("gap") if summary else None
     median = None if itl is None else _median(itl)
     found += outcome.overhead.warnings(median)
+    if outcome.others_share is not None and outcome.others_share > 0.1:
+        found.append(
+            f"others took {100 * outcome.others_share:.0f} % of this machine's CPUs meanwhile"
+        )
     if summary is None:
         return found
     for label, count in summary.failures.items():

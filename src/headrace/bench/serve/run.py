@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headrace.bench.host import host_conditions
+from headrace.bench.host import busy_cpu_s, host_conditions
 from headrace.bench.serve.client import Client
 from headrace.bench.serve.discovery import find_model, server_cpu_s
 from headrace.bench.serve.driver import Driver, Progress
@@ -17,6 +19,7 @@ from headrace.bench.serve.jobs import CHAT, BodyOptions, Job, Negotiation, make_
 from headrace.bench.serve.metrics import Summary, summarise
 from headrace.bench.serve.plan import Wanted
 from headrace.bench.serve.probe import LoopProbe, Overhead, overhead
+from headrace.bench.serve.target import Target
 from headrace.bench.serve.timeline import Record
 from headrace.bench.serve.workload import make_workload
 from headrace.errors import EndpointError
@@ -30,7 +33,8 @@ _WATCH_S = 0.5
 class Outcome:
     """What a run gave. summary: None when nothing ended. abandoned: requests that an interrupt
     found in flight; not_sent: those that it found waiting. server_cpu_s: CPU time of the server
-    during the run (None = its /metrics do not say)."""
+    during the run (None = its /metrics do not say). others_share: of this machine's CPUs, what
+    neither this client nor a server beside it took (None = not known)."""
 
     wanted: Wanted
     model: str
@@ -42,6 +46,7 @@ class Outcome:
     abandoned: int = 0
     not_sent: int = 0
     server_cpu_s: float | None = None
+    others_share: float | None = None
 
 
 def run_load(wanted: Wanted, watch: Watch = lambda text: None) -> Outcome:
@@ -110,6 +115,7 @@ async def _measured(driver: Driver, jobs: Sequence[Job], wanted: Wanted, watch: 
             raise EndpointError(f"{wanted.target.url}: {failure.detail}.") from None
     conditions = host_conditions()
     cpu_before = await server_cpu_s(client)
+    busy_s, began_s = busy_cpu_s(), time.monotonic()
     progress = Progress(len(jobs))
     watcher = asyncio.create_task(_watch(progress, watch))
     interrupted = False
@@ -128,12 +134,14 @@ async def _measured(driver: Driver, jobs: Sequence[Job], wanted: Wanted, watch: 
         gc.enable()
         gc.unfreeze()
         watcher.cancel()
+    busy_s, lasted_s = busy_cpu_s() - busy_s, time.monotonic() - began_s
     told = cpu_before is not None and not interrupted
     cpu_after = await server_cpu_s(client) if told else None
     records = progress.records
     summary = summarise(records, wanted.percentiles, wanted.targets) if records else None
     delays = [r.start_ns - r.scheduled_ns for r in records if r.scheduled_ns is not None]
     cost = overhead(probe, client.effort, summary.duration_s if summary else 0.0, delays)
+    server_s = None if cpu_before is None or cpu_after is None else cpu_after - cpu_before
     return Outcome(
         wanted,
         "",
@@ -144,8 +152,19 @@ async def _measured(driver: Driver, jobs: Sequence[Job], wanted: Wanted, watch: 
         interrupted,
         abandoned=progress.started - len(records),
         not_sent=len(jobs) - progress.started,
-        server_cpu_s=None if cpu_before is None or cpu_after is None else cpu_after - cpu_before,
+        server_cpu_s=server_s,
+        others_share=_others_share(wanted.target, busy_s, lasted_s, cost.cpu_s, server_s),
     )
+
+
+def _others_share(
+    target: Target, busy_s: float, lasted_s: float, client_s: float, server_s: float | None
+) -> float | None:
+    if busy_s <= 0 or lasted_s <= 0 or (target.is_local and server_s is None):
+        return None
+    ours_s = client_s + (server_s or 0.0 if target.is_local else 0.0)
+    # The system counts in ticks of 10 ms; a few of them are nobody's.
+    return max(busy_s - ours_s - 0.03, 0.0) / (lasted_s * (os.cpu_count() or 1))
 
 
 async def _watch(progress: Progress, watch: Watch) -> None:

@@ -30,6 +30,11 @@ class Target:
         return f"{host}:{self.port}"
 
     @property
+    def is_local(self) -> bool:
+        """On this machine."""
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+    @property
     def url(self) -> str:
         return f"{'https' if self.tls else 'http'}://{self.authority}{self.prefix}"
 
