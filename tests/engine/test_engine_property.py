@@ -10,6 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,6 +21,8 @@ from headrace.engine.config import Allocator
 from headrace.engine.core import Engine
 from headrace.engine.generation import Request
 from headrace.engine.params import SamplingParams
+from headrace.engine.pooling import PoolingParams
+from headrace.engine.request import FinishReason
 from headrace.engine.scheduler import Batching
 from headrace.engine.sizing import peak_blocks
 
@@ -43,7 +47,11 @@ class Run:
     deltas: list[Any] = field(default_factory=list)
 
     def add(
-        self, prompt: list[int], params: SamplingParams, session: str | None, priority: int = 0
+        self,
+        prompt: list[int],
+        params: SamplingParams | PoolingParams,
+        session: str | None = None,
+        priority: int = 0,
     ) -> None:
         request = self.engine.add(prompt, params, session=session, priority=priority)
         self.requests.append(request)
@@ -97,6 +105,7 @@ actions = st.one_of(
         st.sampled_from([0, 0, 0, -1, 2]),
     ),
     st.tuples(st.just("turn"), st.sampled_from("ab"), st.integers(0, 12), prompts, params()),
+    st.tuples(st.just("embed"), prompts, st.sampled_from(["mean", "last"])),
     st.tuples(st.just("step"), st.integers(1, 9)),
     st.tuples(st.just("abort"), st.integers(0, 20)),
     st.tuples(st.just("pause"), st.integers(0, 20)),
@@ -140,6 +149,8 @@ def play(run: Run, steps: list[tuple[Any, ...]]) -> None:
             session, cut, extra, p = args
             prompt = run.next_turn(session, cut, extra)
             run.add(prompt, p.replace(max_tokens=min(p.max_tokens, MAX_LEN - len(prompt))), session)
+        elif kind == "embed":
+            run.add(args[0], PoolingParams(args[1], normalize=False))
         elif kind == "step":
             run.step(args[0])
         elif run.requests:
@@ -158,6 +169,13 @@ def play(run: Run, steps: list[tuple[Any, ...]]) -> None:
         assert request.paused, "it is not done, and no step would do more"
         run.engine.resume(request)
     run.deltas += run_all(run.engine)
+
+
+def expected_vector(model: ToyModel, request: Request) -> npt.NDArray[np.float64]:
+    prompt = request.prompt_token_ids
+    rows = [model.hidden(prompt[: i + 1]) for i in range(len(prompt))]
+    assert request.pooler is not None
+    return np.mean(rows if request.pooler.params.pooling == "mean" else rows[-1:], axis=0)
 
 
 def check(run: Run) -> None:
@@ -188,6 +206,11 @@ def check(run: Run) -> None:
             for g in request.generations
         ):
             assert len(request.prompt_logprobs) == len(request.prompt_token_ids)
+        embedding = request.output().embedding
+        if embedding is not None:
+            assert np.allclose(embedding, expected_vector(run.model, request), atol=1e-6)
+        elif request.pooler is not None:
+            assert request.generations[0].finish_reason is FinishReason.ABORT
         run.events["preempted"] += request.num_preemptions
         run.events["cached"] += request.num_cached_tokens
     for session in ("a", "b"):

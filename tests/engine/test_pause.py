@@ -102,20 +102,23 @@ def test_paused_blocks_stay_while_others_have_room() -> None:
     assert request.output().outputs[0].finish_reason == "abort"
 
 
-def test_the_account_tells_pauses_apart() -> None:
+def test_the_account_tells_pauses_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     engine = make_engine(ToyModel())
     never, twice, left = (engine.add([i], LONG) for i in range(3))
-    for request in (twice, left, twice):
+    for request, pause_s in ((twice, 2.0), (left, 4.0), (twice, 8.0)):
         engine.pause(request)
-        time.sleep(0.02)
+        engine.pause(request)
         engine.step()
+        now += pause_s
         engine.resume(twice)
+        engine.resume(twice)
+        now += 1000.0
     engine.abort(left)
     run_all(engine)
-    paused = [r.metrics().paused_s for r in (never, twice, left)]
-    assert paused[0] == 0
-    assert 0.04 <= paused[1] <= (twice.metrics().total_s or 0)
-    assert 0.04 <= paused[2] <= (left.metrics().total_s or 0)
+    assert [r.metrics().paused_s for r in (never, twice, left)] == [0, 2 + 8, 4 + 1000 + 8 + 1000]
+    assert never.metrics().total_s == twice.metrics().total_s == 3014
 
 
 def test_a_waiting_request_keeps_its_place() -> None:

@@ -57,6 +57,18 @@ def test_the_last_in_rank_is_preempted_whenever_it_came() -> None:
     assert high.num_preemptions == 0
 
 
+def test_samples_stand_where_their_request_stands() -> None:
+    engine = make_engine(ToyModel(), max_num_seqs=6)
+    low = engine.add([1, 2], SHORT.replace(n=3, max_tokens=9), priority=2)
+    high = engine.add([3, 4], SHORT.replace(max_tokens=9))
+    engine.step()
+    engine.step()
+    assert [s.order[0] for s in engine.scheduler.running] == [high.request_id] + [
+        low.request_id
+    ] * 3
+    run_all(engine)
+
+
 def test_ranks() -> None:
     assert rank_of(5, 0) == 5
     assert rank_of(0, 1) == ARRIVALS_PER_PRIORITY

@@ -242,3 +242,41 @@ def test_a_ragged_batch_by_hand() -> None:
 )
 def test_common_prefix(a: list[int], b: list[int], length: int) -> None:
     assert common_prefix(a, b) == common_prefix(b, a) == length
+
+
+def test_a_resumed_sequence_waits_for_room_with_its_blocks() -> None:
+    bench = Bench(num_blocks=10, seqs=2)
+    old, young = bench.add(17), bench.add(20)  # 5 blocks each: that is all
+    for _ in range(3):
+        bench.step()
+    assert (old.num_computed_tokens, young.num_computed_tokens) == (18, 20)
+    held = young.blocks
+    bench.scheduler.pause(young)
+    bench.scheduler.resume(young)
+    for _ in range(2):  # its 21st token needs a 6th block; old goes on in its own
+        assert bench.step() == [(0, 1)]
+        assert bench.scheduler.waiting == bench.scheduler.parked == [young]
+        assert young.blocks is held
+        assert young.num_computed_tokens == 20
+    assert bench.step() == [(0, 1)]  # old's 6th block is one of young's, who does not run
+    assert bench.scheduler.running == [old]
+    assert young.blocks is None
+    assert (old.num_preemptions, young.num_preemptions) == (0, 1)
+
+
+def test_paused_blocks_go_before_those_of_the_resumed_and_the_newest_first() -> None:
+    bench = Bench(num_blocks=20, seqs=4)
+    sequences = [bench.add(12) for _ in range(4)]  # 3 blocks each, then 4
+    while sequences[3].num_computed_tokens < 12:
+        bench.step()
+    first, second, third, fourth = sequences
+    for sequence in (second, third, fourth):
+        bench.scheduler.pause(sequence)
+    bench.scheduler.resume(fourth)
+    plan = Plan()
+    lost = []
+    while bench.scheduler._reclaim(plan, first):
+        lost.append(plan.reclaimed[-1])
+    assert lost == [third, second, fourth]
+    assert all(s.num_preemptions == 1 and s.blocks is None for s in lost)
+    assert first.blocks is not None

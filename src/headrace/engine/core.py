@@ -416,3 +416,6 @@ class Engine:
     def check_invariants(self) -> None:
         """Raises AssertionError when block counts, queues or sequences disagree."""
         check_invariants(self.scheduler, self.histories)
+        pooled = sum(r.pooler is not None for r in self._requests.values())
+        drawless = sum(r.params.max_tokens == 0 for r in self._requests.values())
+        assert (self._num_pooled, self._num_drawless) == (pooled, drawless)
