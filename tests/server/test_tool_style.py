@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats.text_data import vocabulary_suite
-from headrace.errors import PromptError, UsageError
+from headrace.errors import ModelFileError, PromptError, UsageError
 from headrace.formats.chat_fallback import FALLBACK_TEMPLATES
 from headrace.formats.chat_template import ChatTemplate
 from headrace.server.parsing.reasoning import reasoning_format
@@ -200,6 +200,15 @@ def test_malformed_calls_are_refused_by_name(calls: Any, words: str) -> None:
     with pytest.raises(PromptError) as caught:
         folded([{"role": "assistant", "content": "x", "tool_calls": calls}])
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{% for x in range(99999) %}{% for y in range(99999) %}{% endfor %}{% endfor %}", "{%"],
+)
+def test_a_template_beyond_its_limits_is_asked_once(source: str) -> None:
+    with pytest.raises(ModelFileError):
+        tool_style(ChatTemplate(source, SPECIAL, "hostile"))
 
 
 ANYTHING = st.recursive(

@@ -37,6 +37,7 @@ from headrace.server.flow import Flow
 from headrace.server.job import Job
 from headrace.server.loop import EngineLoop, StepResults
 from headrace.server.metrics import RequestMetrics
+from headrace.server.parsing.tool_messages import CALL_SHAPES
 from headrace.server.parsing.tool_style import ToolStyle, tool_style
 from headrace.server.settings import ServeSettings
 from headrace.structured.compiler import CompiledGrammar, GrammarCompiler
@@ -146,11 +147,15 @@ class Door:
         return self._template
 
     async def tool_style(self, template: ChatTemplate) -> ToolStyle:
-        """How this template does tools; known beforehand for the model's own."""
+        """How this template does tools; known beforehand for the model's own. A request's template
+        is asked only a few times, since it may take long over each."""
         if template is self._template and self._tool_style is not None:
             return self._tool_style
         parser = self.settings.tool_call_parser
-        return await self.off_loop(MAX_SOURCE, lambda: tool_style(template, parser))
+        return await self.off_loop(
+            MAX_SOURCE,
+            lambda: self._blaming(tool_style, template, parser, shapes=CALL_SHAPES[:1]),
+        )
 
     async def encode(self, texts: Sequence[str], *, add_special: bool = True) -> list[list[int]]:
         """Ids of texts; one that no context could hold is refused before it is tokenized."""

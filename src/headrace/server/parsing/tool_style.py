@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from headrace.errors import HeadraceError, UsageError
+from headrace.errors import PromptError, UsageError
 from headrace.formats.chat_template import ChatTemplate
 from headrace.server.parsing.answer import AnswerFormat, ToolFormat
 from headrace.server.parsing.pieces import ToolCallStart
@@ -93,10 +93,14 @@ def needs_style(messages: Sequence[Mapping[str, Any]], request: ToolRequest) -> 
     )
 
 
-def tool_style(template: ChatTemplate, parser: str = "auto") -> ToolStyle:
+def tool_style(
+    template: ChatTemplate, parser: str = "auto", shapes: Sequence[CallShape] = CALL_SHAPES
+) -> ToolStyle:
     """How this template does tools. parser: one of TOOL_PARSERS; all but "auto" say in which format
-    the answers are, and the template's own tools are then used if it has any. Renders the template
-    a few times (some milliseconds). Raises UsageError for an unknown parser."""
+    the answers are, and the template's own tools are then used if it has any. shapes: those that
+    are tried; the template is rendered four times and once more for each (some milliseconds).
+    Raises UsageError for an unknown parser, ModelFileError for a template that is broken or beyond
+    its limits."""
     if parser not in TOOL_PARSERS:
         raise UsageError(
             f"tool-call-parser {parser!r} is unknown (known: {', '.join(TOOL_PARSERS)})."
@@ -106,7 +110,7 @@ def tool_style(template: ChatTemplate, parser: str = "auto") -> ToolStyle:
     system = "Probe rules" in _rendered(
         template, [{"role": "system", "content": "Probe rules"}, _QUESTION], None
     )
-    shape, found = _shape_and_form(template, [_TOOL] if takes_tools else None)
+    shape, found = _shape_and_form(template, [_TOOL] if takes_tools else None, shapes)
     if parser == "auto":
         if takes_tools and found is not None:
             return ToolStyle(found, True, shape, system)
@@ -118,11 +122,11 @@ def tool_style(template: ChatTemplate, parser: str = "auto") -> ToolStyle:
 
 
 def _shape_and_form(
-    template: ChatTemplate, tools: list[dict[str, Any]] | None
+    template: ChatTemplate, tools: list[dict[str, Any]] | None, shapes: Sequence[CallShape]
 ) -> tuple[CallShape | None, Literal["hermes", "json"] | None]:
     """The first shape with which call and result appear in the text, and the call's format there:
     None when it is one we do not read."""
-    for shape in CALL_SHAPES:
+    for shape in shapes:
         text = _rendered(template, shaped(_CONVERSATION, shape), tools)
         _, question, text = text.partition(_QUESTION["content"])
         if question and all(needle in text for needle in _NEEDLES):
@@ -154,7 +158,7 @@ def _rendered(
     """The text, or "" where the template refuses."""
     try:
         return template.render(messages, tools=tools)
-    except HeadraceError:
+    except PromptError:
         return ""
 
 

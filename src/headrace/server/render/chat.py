@@ -45,6 +45,7 @@ class ChatRenderer:
         self._num_choices = num_choices
         self._num_top = num_top
         self._form = form
+        self._as_it_stands = form.plain
         self._readers: dict[int, AnswerParser] = {}  # of streamed choices, unless they are plain
         self._num_reasoning = 0  # output tokens before the end of the reasoning
         self._num_told = 0  # output tokens
@@ -88,7 +89,7 @@ class ChatRenderer:
     def chunk(self, job: Job, delta: Delta) -> bytes:
         index = job.first_index + delta.index
         self._num_told += len(delta.token_ids)
-        if not self._form.plain:
+        if not self._as_it_stands:
             return self._read(index, job, delta)
         events = b""
         if delta.text or (delta.token_ids and self._plain is None):
@@ -195,7 +196,7 @@ class ChatRenderer:
 
     def _message(self, output: CompletionOutput) -> tuple[dict[str, Any], str | None]:
         """The message of a whole answer, and why it ended."""
-        if self._form.plain or output.finish_reason is None:
+        if self._as_it_stands or output.finish_reason is None:
             content = {"role": "assistant", "content": output.text, "refusal": None}
             return content, output.finish_reason
         reader = self._form.parser(new_call_id)
