@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import UsageError
-from headrace.server.parsing.tool_request import Function, read_tools
+from headrace.server.parsing.tool_request import Function, ToolRequest, read_tools
 
 
 def tool(name: Any = "weather", **function: Any) -> dict[str, Any]:
@@ -30,6 +30,7 @@ def test_defaults() -> None:
     assert read_tools(None, None, None).choice == "none"
     assert not read_tools(None, "none", True).offered
     request = read_tools([tool(), tool("time")], None, None)
+    assert ToolRequest().parallel
     assert (request.choice, request.parallel, request.enforced) == ("auto", True, False)
     assert [f.name for f in request.callable] == ["weather", "time"]
     assert request.tools()[1] == {
@@ -52,6 +53,10 @@ def test_choices() -> None:
     assert (none.offered, none.tools(), none.callable) == (False, [], ())
     assert isinstance(named.functions[0], Function)
     assert named.functions[0].strict
+
+
+def test_schemas_may_be_deep() -> None:
+    assert read_tools([tool(parameters=deep(64))], None, None).offered
 
 
 PARAMETERS = "tools[0].function.parameters"

@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 from headrace.engine.llm import LLM
+from headrace.engine.model import open_model
 from headrace.engine.params import SamplingParams
 from headrace.server.parsing.answer import AnswerFormat
 from headrace.server.parsing.message import message_of
@@ -118,6 +119,39 @@ def test_results_are_understood(llm: LLM) -> None:
     ]
     [answer] = answers(llm, messages, request, temperature=0)
     assert "-7 degrees" in answer["content"]
+
+
+@pytest.mark.parametrize(
+    ("alias", "form"),
+    [
+        ("smollm2-135m", "json"),
+        ("gemma3-270m", "json"),
+        ("qwen2.5-coder-0.5b", "hermes"),
+        ("qwen2.5-coder-1.5b", "hermes"),
+    ],
+)
+def test_every_model_s_own_template_takes_calls(alias: str, form: str) -> None:
+    template = open_model(alias).chat_template()
+    style, request = tool_style(template), read_tools(TOOLS, None, None)
+    assert (style.form, style.native) == (form, form == "hermes")
+    calls = [
+        {"id": str(i), "type": "function", "function": {"name": "get_time", "arguments": text}}
+        for i, text in enumerate(['{"city": "Oslo"}', '{"city": "Rome"}'])
+    ]
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What time is it there?"},
+        {"role": "assistant", "content": "I look.", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "0", "content": "noon"},
+        {"role": "tool", "tool_call_id": "1", "content": "midnight"},
+        {"role": "user", "content": "Thanks"},
+    ]
+    text = template.render(style.messages(messages, request), tools=style.tools(request))
+    places = [
+        text.rindex(part)
+        for part in ("Be brief.", "get_weather", "I look.", "Oslo", "Rome", "midnight", "Thanks")
+    ]
+    assert places == sorted(places)
 
 
 @pytest.mark.parametrize("choice", ["required", "get_time"])
