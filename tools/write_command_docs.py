@@ -15,7 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "commands.md"
 COMMANDS = (
-    [], ["generate"], ["chat"], ["perplexity"], ["verify"], ["bench"], ["bench", "machine"],
+    [], ["generate"], ["chat"], ["perplexity"], ["serve"], ["run-batch"],
+    ["verify"], ["bench"], ["bench", "machine"],
     ["bench", "run"], ["bench", "serve"], ["bench", "compare"], ["env"], ["models"],
     ["models", "list"], ["models", "show"], ["models", "pull"], ["models", "rm"],
     ["models", "export-tokenizer"],

@@ -19,6 +19,7 @@ from headrace.cli.env import env
 from headrace.cli.generate import generate
 from headrace.cli.models import models_app
 from headrace.cli.perplexity import perplexity
+from headrace.cli.run_batch import run_batch
 from headrace.cli.serve import serve
 from headrace.cli.verify import verify
 from headrace.errors import HeadraceError, UsageError
@@ -53,6 +54,7 @@ app.command()(generate)
 app.command()(chat)
 app.command()(perplexity)
 app.command()(serve)
+app.command()(run_batch)
 app.command()(verify)
 app.command()(env)
 app.add_typer(bench_app, name="bench")

@@ -146,6 +146,14 @@ class Door:
             raise PromptError(str(error)) from None
         return self._template
 
+    @property
+    def template_source(self) -> str | None:
+        """The text of the template in use; None for a model that has none."""
+        try:
+            return self.template().source
+        except PromptError:
+            return None
+
     async def tool_style(self, template: ChatTemplate) -> ToolStyle:
         """How this template does tools; known beforehand for the model's own. A request's template
         is asked only a few times, since it may take long over each."""

@@ -12,7 +12,8 @@ from starlette.responses import Response
 from headrace.server.context import json_body, open_door
 from headrace.server.door import Door
 from headrace.server.errors import invalid
-from headrace.server.intake.common import Reader, Wishes
+from headrace.server.flow import Flow
+from headrace.server.intake.common import Intake, Reader, Wishes
 from headrace.server.respond import DEADLINE, StreamAnswer, whole_answer
 from headrace.server.visit import visit_of
 
@@ -37,22 +38,29 @@ async def submit(request: Request, read: Reader) -> Response:
     door = open_door(request)
     intake = await read(door, body, arrival(request))
     visit = visit_of(request)
-    for job in intake.jobs:
-        job.name = visit.name
-    limit = _time_limit(door, intake.body)
-    visit.flow = flow = door.open(intake.jobs)
+    visit.flow = flow = enter(door, intake, visit.name)
     visit.model = intake.body.model or door.settings.model_name
     visit.answer_id = intake.renderer.id
-    if limit is not None:
-        left = max(limit - (time.monotonic() - intake.jobs[0].arrived_s), 0.0)
-        timer = asyncio.get_running_loop().call_later(left, flow.cancel, DEADLINE)
-        flow.on_end(timer.cancel)
     headers = ignored_header(intake.ignored)
     if intake.warnings:
         headers["x-headrace-warning"] = "; ".join(intake.warnings)
     if intake.body.stream:
         return StreamAnswer(flow, intake.renderer, headers)
     return await whole_answer(flow, intake.renderer, request.receive, headers)
+
+
+def enter(door: Door, intake: Intake, name: str) -> Flow:
+    """Queues what was read, and starts the clock of its time limit. name: of the request, for logs.
+    Raises HeadraceError (refused) or ApiError."""
+    for job in intake.jobs:
+        job.name = name
+    limit = _time_limit(door, intake.body)
+    flow = door.open(intake.jobs)
+    if limit is not None:
+        left = max(limit - (time.monotonic() - intake.jobs[0].arrived_s), 0.0)
+        timer = asyncio.get_running_loop().call_later(left, flow.cancel, DEADLINE)
+        flow.on_end(timer.cancel)
+    return flow
 
 
 def _time_limit(door: Door, body: Wishes) -> float | None:

@@ -12,7 +12,6 @@ from headrace.formats.chat_template import special_tokens
 from headrace.server.context import context_of, open_door
 from headrace.server.door import Door
 from headrace.server.intake.common import check_served
-from headrace.server.routes.tokens import template_source
 
 
 async def models(request: Request) -> Response:
@@ -41,7 +40,7 @@ async def props(request: Request) -> Response:
         "model_path": door.model.path.name,
         "bos_token": tokens["bos_token"],
         "eos_token": tokens["eos_token"],
-        "chat_template": template_source(door),
+        "chat_template": door.template_source,
         "modalities": {"vision": False, "audio": False},
         "build_info": f"headrace-{__version__}",
     }

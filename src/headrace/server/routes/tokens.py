@@ -8,7 +8,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from headrace.errors import PromptError
 from headrace.formats.chat_template import special_tokens
 from headrace.formats.tokenizer import Tokenizer, check_ids
 from headrace.server.context import json_body, open_door
@@ -150,17 +149,9 @@ async def tokenizer_info(request: Request) -> Response:
         "pad_token_id": tokenizer.pad_id,
         "eos_token_ids": list(tokenizer.eos_ids),
         "add_bos_token": tokenizer.add_bos,
-        "chat_template": template_source(door),
+        "chat_template": door.template_source,
     }
     return JSONResponse(answer)
-
-
-def template_source(door: Door) -> str | None:
-    """The template in use; None for a model that has none."""
-    try:
-        return door.template().source
-    except PromptError:
-        return None
 
 
 def _answer(content: bytes, ignored: Sequence[str]) -> Response:
