@@ -9,7 +9,7 @@ PROMPT ?= Explain in two sentences why the sky is blue.
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/headrace/native/src/*.* src/headrace/native/src/kernels/*.*)
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: run test test-unit test-models test-clients test-sanitize check format bench bench-compare bench-page clean help
+.PHONY: run test test-unit test-models test-clients test-sanitize check format bench bench-server bench-compare bench-page clean help
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
@@ -42,6 +42,9 @@ format: $(VENV)/dev  ## apply ruff and clang-format
 
 bench: $(VENV)/dev  ## start-up time and memory of the foundation
 	$(BIN)/python tools/bench_foundation.py $(ARGS)
+
+bench-server: $(VENV)/dev  ## the price of serving, held to its limits (about three minutes)
+	PYTHONPATH=src $(BIN)/python tools/bench_server.py --check $(ARGS)
 
 bench-compare: $(VENV)/compare  ## speed next to other engines: MODEL=… ARGS="-npl 1,32 -r 5"
 	$(BIN)/headrace bench compare $(MODEL) --with llama-cpp-python,ik-llama-cpp-python,transformers,openvino-genai $(ARGS)
