@@ -27,7 +27,6 @@ class ResponseRenderer:
         num_top: int | None,
         form: AnswerFormat,
     ) -> None:
-        self.id = options.id.replace("-", "_", 1)
         self._options = options
         self._jobs = jobs
         self._echo = echo
