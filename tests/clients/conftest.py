@@ -48,7 +48,11 @@ def in_process() -> Callable[[str, Any], Any]:
     source finds the input as `data` and leaves its output as `result`; both are JSON."""
 
     def run(source: str, data: Any) -> Any:
-        code = f"import json, sys\ndata = json.load(sys.stdin)\n{source}\njson.dump(result, sys.stdout)"
+        head, tail = (
+            "import json, sys\ndata = json.load(sys.stdin)\n",
+            "\njson.dump(result, sys.stdout)",
+        )
+        code = head + source + tail
         done = subprocess.run(
             [HEADRACE_PYTHON, "-c", code], input=json.dumps(data), capture_output=True, text=True,
             env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, timeout=300, check=False,

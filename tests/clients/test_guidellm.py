@@ -20,8 +20,8 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from conftest import HEADRACE_PYTHON, MODEL
 
+from conftest import HEADRACE_PYTHON, MODEL
 from live_server import ROOT, LiveServer, serving
 
 STREAMS, REQUESTS, OUTPUT_TOKENS = 4, 40, 96

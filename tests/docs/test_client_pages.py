@@ -1,0 +1,44 @@
+"""The pages that speak to a server: their blocks, against one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from documented import run_bash, run_python
+from live_server import API_KEY, LiveServer, serving
+
+pytestmark = pytest.mark.models
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with serving("smollm2-135m", "--max-model-len", "2048") as running:
+        yield running
+
+
+def test_openai(server: LiveServer) -> None:
+    output = run_python("docs/clients/openai.md", server)
+    assert "tokens" in output
+    assert "length_km=" in output
+    assert "temperature" in output
+    assert server.idle()
+
+
+def test_tools(server: LiveServer) -> None:
+    assert json.loads(run_python("docs/tools.md", server))["city"] in ("Oslo", "Rome")
+
+
+def test_curl(server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_API_KEY", API_KEY)
+    alive, answers, formed, looked, keyed = run_bash("docs/clients/curl.md", server, tmp_path)
+    assert '"status":"ok"' in alive
+    assert answers.rstrip().endswith("data: [DONE]")
+    assert '\\"km\\":' in formed
+    assert '"text":"yes"' in formed or '"text":"no"' in formed
+    assert "The sea is" in looked
+    assert "generation_tokens_total" in looked
+    assert "smollm2-135m" in keyed
