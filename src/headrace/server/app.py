@@ -86,7 +86,7 @@ def build_app(context: Context) -> FastAPI:
                 allow_origins=list(settings.allow_origins),
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=["x-request-id", "x-headrace-ignored"],
+                expose_headers=["x-request-id", "x-headrace-ignored", "x-headrace-warning"],
             ),
         )
     app = FastAPI(
