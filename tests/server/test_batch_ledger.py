@@ -141,6 +141,35 @@ def test_two_runs_cannot_share_a_file(tmp_path: Path) -> None:
     Ledger(out).close()
 
 
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
+    """The child's files may have 1000 bytes: a write in mid-line is cut short, then fails."""
+    out = tmp_path / "out"
+    code = (
+        "import pathlib, resource, sys\n"
+        "from headrace.server.batch.ledger import Ledger\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "ledger = Ledger(pathlib.Path(sys.argv[1]))\n"
+        "written = failed = 0\n"
+        "for number in range(30):\n"
+        "    name = b'batch_req_%d_0123456789abcdef_0123abcd' % number\n"
+        "    try:\n"
+        '        ledger.append(b\'{"id":"%b"}\\n\' % name)\n'
+        "        written += 1\n"
+        "    except OSError:\n"
+        "        failed += 1\n"
+        "print(written, failed)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    told = subprocess.run(
+        [sys.executable, "-c", code, str(out)], capture_output=True, text=True, check=True, env=env
+    ).stdout.split()
+    written, failed = map(int, told)
+    assert failed > 0
+    assert out.read_bytes().endswith(b"\n")
+    with Ledger(out) as ledger:
+        assert len(ledger.done) == written > 10
+
+
 def test_lines_are_numbered_and_long_ones_are_never_held(tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.write_bytes(b"\n  \n" + b"x" * LIMIT + b"\n" + b"y" * 5000 + b"\nend")

@@ -137,6 +137,7 @@ async def _answer_all(door: Door, ledger: Ledger, source: Path, display: Display
 
     run = run_hash(door)
     ledger.check_run(run)
+    display.progress.began_s = time.monotonic()
     door.start()
     try:
         batch = Batch(door, ledger, display.progress, run, window=2 * door.max_num_seqs)
@@ -166,7 +167,6 @@ class Display:
             self._print(f"dropped a last line that was cut off ({ledger.num_dropped_bytes} bytes)")
         kept = f", {progress.kept} of them already answered" if progress.kept else ""
         self._print(f"{progress.total} lines{kept}")
-        progress.began_s = time.monotonic()
 
     def show(self, progress: Progress) -> None:
         """Called about once a second."""

@@ -20,6 +20,9 @@ LAST_LINES_S = 1.0
 
 #: Attributes of a record that are the logging module's own.
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+#: What strangers' paths must not do to a terminal, or to the one-record-one-line rule.
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
+_CONTROLS |= {code: f"\\u{code:04x}" for code in (0x2028, 0x2029)}
 
 
 class JsonFormatter(logging.Formatter):
@@ -45,7 +48,7 @@ class TextFormatter(logging.Formatter):
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
         more = "".join(f" {name}={v}" for name, v in vars(record).items() if name not in _OWN)
-        line = f"{clock} {level}{record.getMessage()}{more}"
+        line = f"{clock} {level}{record.getMessage()}{more}".translate(_CONTROLS)
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 

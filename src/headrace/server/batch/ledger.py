@@ -43,7 +43,7 @@ class Ledger:
             raise UsageError(f"{path} cannot be written: {error.strerror}.") from None
         try:
             self._lock()
-            self._recover()
+            self._size = self._recover()  # bytes of whole lines
         except BaseException:
             os.close(self._file)
             raise
@@ -56,11 +56,15 @@ class Ledger:
         self.close()
 
     def append(self, line: bytes) -> None:
-        """Writes one whole line. Raises OSError (a full disk: a part may stay, and is dropped by
-        the next run)."""
+        """Writes one whole line, or nothing and raises OSError (a full disk)."""
         view = memoryview(line)
-        while view:
-            view = view[os.write(self._file, view) :]
+        try:
+            while view:
+                view = view[os.write(self._file, view) :]
+        except OSError:
+            os.ftruncate(self._file, self._size)
+            raise
+        self._size += len(line)
         self._unsynced = True
 
     def sync(self) -> None:
@@ -104,9 +108,9 @@ class Ledger:
         except OSError as error:
             raise UsageError(f"{self.path} cannot be locked: {error.strerror}.") from None
 
-    def _recover(self) -> None:
-        """Reads what is done, and drops a last line that was not finished."""
-        size = 0  # of whole lines
+    def _recover(self) -> int:
+        """Reads what is done, and drops a last line that was not finished. Bytes that are left."""
+        size = 0
         with open(os.dup(self._file), "rb") as file:
             file.seek(0)
             for number, line in enumerate(file, start=1):
@@ -118,6 +122,7 @@ class Ledger:
                 size += len(line)
         if self.num_dropped_bytes:
             os.ftruncate(self._file, size)
+        return size
 
     def _note(self, line: bytes, number: int) -> None:
         try:
