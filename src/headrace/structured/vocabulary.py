@@ -32,11 +32,14 @@ def read_vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
         ) from error
     if not tokenizer.eos_ids:
         raise UsageError("Structured output needs a model with an end-of-text id.")
-    return LLTokenizer(
-        _View(tokenizer),  # type: ignore[arg-type]  # by its attributes, not by its class
+    view = _View(tokenizer)
+    vocabulary = LLTokenizer(
+        view,  # type: ignore[arg-type]  # by its attributes, not by its class
         n_vocab=tokenizer.num_ids,
         eos_token=list(tokenizer.eos_ids),
     )
+    view.tokens = []  # it has its own copy now
+    return vocabulary
 
 
 class _View:
@@ -56,6 +59,7 @@ class _View:
         self._bytes = {
             piece: i for i, piece in enumerate(self.tokens) if len(piece) == 1 and i not in control
         }
+        self._piece = tokenizer.token_bytes
         self._encoder = Encoder.from_str(tokenizer.to_json())
         self._encoder.no_truncation()
         self._encoder.no_padding()
@@ -72,7 +76,7 @@ class _View:
         wanted = text.encode()
         ids, at = [], 0
         for token in self._encoder.encode(text, add_special_tokens=False).ids:
-            piece = self.tokens[token]
+            piece = self._piece(token)
             if not wanted.startswith(piece, at):
                 break
             ids.append(token)
