@@ -22,8 +22,7 @@ _MARK = b"\xff"
 
 
 def read_vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
-    """The vocabulary with an encoder of its own, so that a long prompt that is being encoded never
-    makes a step wait. Raises UsageError where the library is missing or the model has no end."""
+    """The vocabulary. Raises UsageError where the library is missing or the model has no end."""
     try:
         from llguidance import LLTokenizer
     except ImportError as error:
@@ -48,8 +47,6 @@ class _View:
     is_tokenizer_wrapper = True
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        from tokenizers import Tokenizer as Encoder
-
         self.eos_token_id = tokenizer.eos_ids[0]
         self.bos_token_id = tokenizer.bos_id
         self.special_token_ids = tokenizer.special_ids
@@ -59,11 +56,8 @@ class _View:
         self._bytes = {
             piece: i for i, piece in enumerate(self.tokens) if len(piece) == 1 and i not in control
         }
-        self._piece = tokenizer.token_bytes
-        self._encoder = Encoder.from_str(tokenizer.to_json())
-        self._encoder.no_truncation()
-        self._encoder.no_padding()
-        self._encoder.encode_special_tokens = True  # that is: as text
+        self._tokenizer = tokenizer
+        self("")  # reads what encoding needs, before a step wants it
 
     def __call__(self, text: str | bytes) -> list[int]:
         """Ids that spell just this text, or the beginning of it where the vocabulary lacks a byte.
@@ -75,8 +69,8 @@ class _View:
             text = text.decode("utf-8", errors="replace")
         wanted = text.encode()
         ids, at = [], 0
-        for token in self._encoder.encode(text, add_special_tokens=False).ids:
-            piece = self._piece(token)
+        for token in self._tokenizer.encode(text, add_special=False, parse_special=False):
+            piece = self._tokenizer.token_bytes(token)
             if not wanted.startswith(piece, at):
                 break
             ids.append(token)
