@@ -164,6 +164,7 @@ class _Run:
             model, engine = await in_thread(self._load)
             door = Door(settings, model, engine, self._template)
             await in_thread(door.warm_up)
+            await in_thread(door.prepare_grammars)
         except Exception as error:
             self.is_loading = False
             self.error = error
