@@ -27,7 +27,7 @@ TEXT, SPECIAL = 0, 1
 class TokenTable:
     """Read-only table of token bytes; immutable and safe to share between threads."""
 
-    __slots__ = ("_blob", "_kinds", "_offsets", "header")
+    __slots__ = ("_blob", "_kinds", "_max_token_bytes", "_offsets", "header")
 
     def __init__(
         self, header: Mapping[str, Any], offsets: np.ndarray, kinds: np.ndarray, blob: memoryview
@@ -37,6 +37,7 @@ class TokenTable:
         self._offsets = offsets.data
         self._kinds = kinds.data
         self._blob = blob
+        self._max_token_bytes: int | None = None
 
     def __len__(self) -> int:
         return len(self._kinds)
@@ -65,8 +66,11 @@ class TokenTable:
 
     @property
     def max_token_bytes(self) -> int:
-        """Bytes of the longest token, at least 1."""
-        return max(1, int(np.diff(np.asarray(self._offsets).astype(np.int64)).max(initial=0)))
+        """Bytes of the longest token, at least 1; looked for once."""
+        if self._max_token_bytes is None:
+            lengths = np.diff(np.asarray(self._offsets).astype(np.int64))
+            self._max_token_bytes = max(1, int(lengths.max(initial=0)))
+        return self._max_token_bytes
 
     def special_ids(self) -> list[int]:
         """All control tokens, ascending."""
