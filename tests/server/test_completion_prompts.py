@@ -77,6 +77,14 @@ def test_a_text_that_cannot_fit_is_not_even_tokenized(guarded: LiveServer) -> No
     assert error["code"] == "context_length_exceeded"
 
 
+def test_more_prompts_than_the_server_ever_holds(guarded: LiveServer) -> None:
+    """Not "busy": clients would try again for ever."""
+    answer = guarded.json("/v1/completions", {"prompt": ["Hi"] * 4, "max_tokens": 1})
+    assert len(answer["choices"]) == 4
+    error = guarded.refusal("/v1/completions", {"prompt": ["Hi"] * 5, "max_tokens": 1})
+    assert "5 prompts" in error["message"]
+
+
 # ---- fault 50: empty prompts --------------------------------------------------------------------
 
 EMPTY: list[Any] = ["", [""], [], [[]], ["a", ""], [[1], []]]

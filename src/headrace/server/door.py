@@ -239,6 +239,11 @@ class Door:
         """
         for job in jobs:
             self._engine.check(job.prompt, job.wanted)
+        if len(jobs) > self.max_open:  # waiting would not help
+            raise UsageError(
+                f"The request holds {len(jobs)} prompts, and this server has room for "
+                f"{self.max_open}: send fewer, or raise --max-queued-requests."
+            )
         if self.num_open + len(jobs) > self.max_open:
             raise QueueFullError(
                 f"The server is busy: {self.num_open} requests are running or waiting and at most "
