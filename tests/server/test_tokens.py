@@ -71,7 +71,7 @@ def test_a_conversation_has_the_ids_that_chat_computes(smollm2: LiveServer) -> N
     assert closed + "<|im_start|>assistant\n" == text
 
 
-def test_a_long_text_while_others_are_served(smollm2: LiveServer, model: OpenModel) -> None:
+def test_a_long_text(smollm2: LiveServer, model: OpenModel) -> None:
     text = "The quick brown fox jumps over the lazy dog. " * 20_000
     answer = smollm2.json("/tokenize", {"prompt": text})
     assert answer["count"] == len(answer["tokens"]) > 100_000
