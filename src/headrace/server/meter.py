@@ -50,7 +50,8 @@ class StepMeter:
             self.num_streamed_tokens += count
         if not last:
             if not job.prompt_counted:
-                self.time_to_first_token.observe(self._now_s - job.arrived_s)
+                drawn_s = None if job.request is None else job.request.first_token_s
+                self.time_to_first_token.observe((drawn_s or self._now_s) - job.arrived_s)
                 self.prompt(job)
         elif count == 1:
             self._gaps[last] = self._gaps.get(last, 0) + 1
