@@ -9,7 +9,7 @@ PROMPT ?= Explain in two sentences why the sky is blue.
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/headrace/native/src/*.* src/headrace/native/src/kernels/*.*)
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: run test test-unit test-models test-clients test-sanitize check format bench bench-server bench-compare bench-page clean help
+.PHONY: run test test-unit test-models test-clients test-abuse test-sanitize check format bench bench-server bench-compare bench-page clean help
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
@@ -28,6 +28,9 @@ test-models: $(VENV)/peers  ## four models, every instruction set, 1 and 2 threa
 
 test-clients: $(VENV)/dev $(CLIENTS)/installed  ## langchain, llm, lm-eval and guidellm against a real server
 	HEADRACE_NO_SKIPS=1 HEADRACE_PYTHON=$(abspath $(BIN))/python $(CLIENTS)/bin/python -m pytest tests/clients $(ARGS)
+
+test-abuse: $(VENV)/dev  ## 20,000 hostile requests and more of schemathesis (about ten minutes)
+	HEADRACE_FUZZ_CASES=20000 HEADRACE_OPENAPI_EXAMPLES=400 $(PYTEST) -s -k "hostile or document" tests/server $(ARGS)
 
 test-sanitize: $(VENV)/dev  ## native tests under address and undefined-behaviour sanitizers
 	scripts/test-sanitize $(ARGS)

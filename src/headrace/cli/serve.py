@@ -62,6 +62,9 @@ def serve(
     ping_interval: Annotated[
         float, typer.Option(help="Silence in a stream before a comment line is sent, seconds.")
     ] = 5.0,
+    max_body_mib: Annotated[
+        float, typer.Option(help="Largest request body, MiB; streams wait while one is parsed.")
+    ] = 4.0,
     reader_timeout: Annotated[
         float,
         typer.Option(help="A reader that takes nothing for so long is disconnected, seconds."),
@@ -135,6 +138,7 @@ def serve(
         request_timeout_s=request_timeout,
         drain_timeout_s=drain_timeout,
         ping_interval_s=ping_interval,
+        max_body_bytes=round(max_body_mib * (1 << 20)),
         reader_timeout_s=reader_timeout,
         trust_request_chat_template=trust_request_chat_template,
         metrics_prefix=metrics_prefix,

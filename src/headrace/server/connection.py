@@ -17,8 +17,13 @@ from enum import Enum, auto
 from typing import Any
 
 import httptools
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from headrace.server.errors import ApiError
 
@@ -61,6 +66,7 @@ class Connection(HttpToolsProtocol):
         self._num_head_bytes = 0
         self._unparsed_head = 0  # bytes that came while the head was not yet complete
         self._upgrading = False
+        self._running: RequestResponseCycle | None = None
         self._refusal: ApiError | None = None
         self._unsent = 0
         self._unsent_since = 0.0
@@ -72,10 +78,29 @@ class Connection(HttpToolsProtocol):
             error = ApiError(503, "Too many connections are open.", headers={"Retry-After": "1"})
             self._refuse(error)
 
+    def shutdown(self) -> None:
+        """The server stops; what has not been sent completely is not waited for."""
+        if self._phase in (Phase.HEAD, Phase.BODY):
+            self._refuse(ApiError(503, "The server is shutting down."))
+        super().shutdown()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tells the request that runs, which is not the newest one when some came ahead."""
+        super().connection_lost(exc)
+        self.pipeline.clear()
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     def eof_received(self) -> None:
         """A client that closes its half has left: whatever runs for it ends now, also when bytes
         that nobody will read still wait."""
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._running is not None and not self._running.response_complete:
             self.transport.abort()
 
     # ---- what comes in ----------------------------------------------------------------------

@@ -189,7 +189,7 @@ class Door:
         size = conversation_size(messages, options.get("tools"))
         self._check_size(size)
         return await self.off_loop(
-            size,
+            self._rendering_size(size, template, options),
             lambda: self._blaming(encode_chat, self.tokenizer, template, messages, **options),
         )
 
@@ -197,10 +197,17 @@ class Door:
         self, messages: Sequence[Mapping[str, Any]], template: ChatTemplate, **options: Any
     ) -> str:
         """The text of a conversation; options as above."""
+        size = conversation_size(messages, options.get("tools"))
         return await self.off_loop(
-            conversation_size(messages, options.get("tools")),
+            self._rendering_size(size, template, options),
             lambda: self._blaming(template.render, messages, **options),
         )
+
+    def _rendering_size(self, size: int, template: ChatTemplate, options: Mapping[str, Any]) -> int:
+        """What a template of the request's own does has nothing to do with what it is given."""
+        if template is not self._template:
+            return size + MAX_SOURCE
+        return size + len(str(options.get("variables") or ""))
 
     def _check_size(self, num_characters: int) -> None:
         limit = self.max_model_len
@@ -324,7 +331,7 @@ def conversation_size(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None
 ) -> int:
     """About how many characters there are to render."""
-    size = 0
+    size = 32 * len(messages)
     for message in messages:
         size += len(str(message.get("content", "")))
         if message.get("tool_calls"):

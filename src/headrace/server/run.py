@@ -74,7 +74,7 @@ def serve(settings: ServeSettings, load: Load, *, template: str | None = None) -
         timeout_graceful_shutdown=5,
         backlog=BACKLOG,
     )
-    run = _Run(context, _Server(config), load, template)
+    run = _Run(context, _Server(config), load, template, app.openapi)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(run.main(listener))
     app.state.observer.close()
@@ -131,11 +131,19 @@ class _Server(uvicorn.Server):
 class _Run:
     """One server's life."""
 
-    def __init__(self, context: Context, server: _Server, load: Load, template: str | None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        server: _Server,
+        load: Load,
+        template: str | None,
+        describe: Callable[[], object],
+    ) -> None:
         self._context = context
         self._server = server
         self._load = load
         self._template = template
+        self._describe = describe
         self._stop: asyncio.Task[None] | None = None
         self._hurried = False
         self.is_loading = True
@@ -165,6 +173,7 @@ class _Run:
             door = Door(settings, model, engine, self._template)
             await in_thread(door.warm_up)
             await in_thread(door.prepare_grammars)
+            await in_thread(self._describe)  # the OpenAPI document takes 0.1 s, once
         except Exception as error:
             self.is_loading = False
             self.error = error

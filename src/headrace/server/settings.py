@@ -9,8 +9,9 @@ from headrace.errors import UsageError
 from headrace.server.parsing.reasoning import REASONING_PARSERS
 from headrace.server.parsing.tool_style import TOOL_PARSERS
 
-#: A prompt of the longest context in the wordiest JSON stays far below it.
-DEFAULT_MAX_BODY_BYTES = 16 << 20
+#: A prompt of the longest context stays far below it; streams wait while a body is read as JSON,
+#: about 10 ms per MiB.
+DEFAULT_MAX_BODY_BYTES = 4 << 20
 DEFAULT_MAX_QUEUED = 1024
 
 
@@ -44,7 +45,7 @@ class ServeSettings:
     ping_interval_s: float = 5.0
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     max_nesting: int = 64
-    max_buffered_deltas: int = 256
+    max_buffered_deltas: int = 64
     reader_timeout_s: float = 120.0
     trust_request_chat_template: bool = False
     stall_timeout_s: float = 60.0

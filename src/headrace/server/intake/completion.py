@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from headrace.engine.params import DefaultLimit, SamplingParams
+from headrace.formats.tokenizer import check_ids
 from headrace.server.door import Door
 from headrace.server.errors import invalid
 from headrace.server.fields import MAX_SAMPLES, ignored_fields, sampling_params
@@ -47,7 +49,7 @@ async def read_completion(door: Door, values: dict[str, Any], arrived_s: float) 
         options,
         jobs,
         num_choices=len(jobs) * params.n,
-        echo=[_text(door, prompt) for prompt in prompts] if body.echo else None,
+        echo=await _echo(door, prompts) if body.echo else None,
         num_top=body.logprobs,
         keep=keep,
     )
@@ -65,9 +67,18 @@ def _params(door: Door, body: CompletionRequest, keep: int | None) -> SamplingPa
     return params if keep is None else params.replace(n=body.best_of)
 
 
-def _text(door: Door, prompt: Prompt) -> str:
-    """What an echo repeats: the text as it was given, unless it came as ids or was cut."""
-    return prompt if isinstance(prompt, str) else door.tokenizer.decode(prompt, skip_special=False)
+async def _echo(door: Door, prompts: Sequence[Prompt]) -> list[str]:
+    """What an echo repeats: the text as it was given, unless it came as ids or was cut. Raises
+    PromptError for ids that are no tokens."""
+
+    def text(prompt: Prompt) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        check_ids(prompt, door.tokenizer)
+        return door.tokenizer.decode(prompt, skip_special=False)
+
+    num_ids = sum(len(prompt) for prompt in prompts if not isinstance(prompt, str))
+    return await door.off_loop(num_ids, lambda: [text(prompt) for prompt in prompts])
 
 
 async def _around_gap(

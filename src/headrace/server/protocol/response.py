@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from headrace.server.protocol.common import Integer, SamplingFields
+from headrace.server.protocol.common import Integer, List, SamplingFields
 
 
 class TextOptions(BaseModel):
@@ -28,7 +28,7 @@ class ResponseRequest(SamplingFields):
     """See OpenAI's responses. Nothing is stored: every request brings its whole conversation. The
     extensions are those of chat."""
 
-    input: str | list[dict[str, Any]] = Field(
+    input: str | List[dict[str, Any]] = Field(
         description="A text, or items: messages, function_call, function_call_output, reasoning."
     )
     instructions: str | None = Field(None, description="A system message in front.")
@@ -37,11 +37,11 @@ class ResponseRequest(SamplingFields):
     reasoning: ReasoningOptions | None = None
     store: bool | None = Field(None, description="Only false: nothing is stored.")
     previous_response_id: str | None = Field(None, description="Refused: nothing is stored.")
-    include: list[str] | None = Field(
+    include: List[str] | None = Field(
         None, description="message.output_text.logprobs; others have no effect."
     )
     top_logprobs: Integer | None = Field(None, description="0 … 20, of every output token.")
-    tools: list[dict[str, Any]] | None = Field(
+    tools: List[dict[str, Any]] | None = Field(
         None, description='Functions: {type: "function", name, description, parameters, strict}.'
     )
     tool_choice: str | dict[str, Any] | None = Field(

@@ -32,12 +32,13 @@ async def version(request: Request) -> Response:
 
 
 async def load(request: Request) -> Response:
-    """How busy the server is now."""
+    """How busy the server is now. paused: sequences that wait for a slow reader."""
     door = open_door(request)
     running, waiting = door.num_running_waiting
-    return JSONResponse(
-        {"server_load": door.num_open, "running": running, "waiting": waiting, "max": door.max_open}
-    )
+    return JSONResponse({
+        "server_load": door.num_open, "running": running, "waiting": waiting,
+        "paused": door.num_paused, "max": door.max_open,
+    })  # fmt: skip
 
 
 async def metrics(request: Request) -> Response:
