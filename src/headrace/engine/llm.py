@@ -214,12 +214,13 @@ class LLM:
         ids = self.encode_chat(messages, **template_options)
         return self.stream(self._shown(ids), sampling_params, session=session)
 
-    def abort(self, request: Request | Stream) -> None:
-        """Ends a request in any state. Its last deltas still reach its stream."""
+    def abort(self, request: Request | Stream, reason: str | None = None) -> None:
+        """Ends a request in any state. Its last deltas still reach its stream. reason: see
+        Engine.abort."""
         if isinstance(request, Stream):
             request = request.request
         with self._lock:
-            self._dispatch(self.engine.abort(request))
+            self._dispatch(self.engine.abort(request, reason))
 
     # ---- conversations ----------------------------------------------------------------------
 

@@ -139,6 +139,36 @@ def preempted(subject: Subject) -> RungResult:
     return RungResult.judge("straight = preempted", error, events, f"{events} preemptions")
 
 
+def paused(subject: Subject) -> RungResult:
+    """Straight through = paused and resumed in turns beside others that go on, in a pool that
+    holds all of them and in one that does not."""
+    prompt = subject.workload.shorts[:4][-1]  # a tile and one more token
+    prompts = [[*prompt[i:], *prompt[:i]] for i in range(3)]
+    params = _SEEDED.replace(n=2)
+    straight = run_requests(*subject.engine(), prompts, params)
+    error, events = 0.0, 0
+
+    def take_turns(engine: Engine, requests: list[Request]) -> None:
+        nonlocal events
+        if engine.num_steps % 3 and engine.has_work:
+            return
+        for request in requests:
+            engine.resume(request)
+        turn = engine.num_steps // 3 % len(requests)
+        if any(not request.finished for request in requests[:turn] + requests[turn + 1 :]):
+            engine.pause(requests[turn])
+            events += requests[turn].paused
+
+    blocks = 5 * -(-(len(prompt) + 2 * 16) // subject.block_size) // 2
+    tiny = (blocks,) * len(subject.program.kv_groups)
+    for pool in (None, tiny):
+        run = run_requests(*subject.engine(num_blocks=pool), prompts, params, between=take_turns)
+        error = max(error, difference(straight.rows, run.rows))
+        if run.tokens != straight.tokens:
+            error = float("inf")
+    return RungResult.judge("straight = paused", error, events, f"{events} pauses")
+
+
 def forked(subject: Subject) -> RungResult:
     """Samples that share their prompt's blocks and copy on write = each computed by itself."""
     prompt = subject.workload.shorts[-1]
@@ -268,6 +298,7 @@ EXACT_RUNGS: Mapping[str, Rung] = {
     "alone = with neighbours": neighbours,
     "contiguous = paged": shuffled,
     "straight = preempted": preempted,
+    "straight = paused": paused,
     "alone = forked": forked,
     "cold = kept history": kept_history,
     "continuous = static": static,

@@ -29,6 +29,8 @@ SYMPTOMS: Mapping[str, str] = {
     "contiguous = paged": "the place of a block matters: look at slots and block tables",
     "straight = preempted": "a request changes when it is thrown out and resumed: look at what is "
     "kept from before",
+    "straight = paused": "a request changes when it is paused and resumed: look at blocks that it "
+    "kept while others ran, and at those it lost",
     "alone = forked": "samples of one prompt disturb each other: look at copy-on-write",
     "cold = kept history": "a conversation continued on kept blocks differs: look at the matched "
     "prefix, and at blocks written while shared",
