@@ -220,18 +220,19 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {
             "tools": [
+                *TOOLS,
                 {
                     "type": "function",
                     "function": {
                         "name": "f",
                         "parameters": {"properties": {"a": {"pattern": "(?=a)b"}}},
                     },
-                }
+                },
             ],
             "tool_choice": "required",
         },
         "tools",
-        "cannot be used",
+        "tools[2].function.parameters cannot be enforced: regex parse error",
     ),
     (
         {"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]}]},

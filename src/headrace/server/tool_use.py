@@ -8,6 +8,7 @@ Knows the door and the parsing room; no engine and no bytes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,11 +17,11 @@ from typing import Any
 from headrace.errors import UsageError
 from headrace.formats.chat_template import ChatTemplate
 from headrace.server.door import Door
-from headrace.server.errors import invalid
+from headrace.server.errors import ApiError, invalid
 from headrace.server.formats import Format, compiled
 from headrace.server.parsing.answer import AnswerFormat
 from headrace.server.parsing.reasoning import reasoning_format
-from headrace.server.parsing.tool_grammar import tool_grammar
+from headrace.server.parsing.tool_grammar import schema_line, tool_grammar
 from headrace.server.parsing.tool_request import ToolRequest, read_tools
 from headrace.server.parsing.tool_style import ToolStyle, needs_style
 from headrace.structured.compiler import CompiledGrammar
@@ -96,8 +97,28 @@ def reading(
 
 
 async def call_grammar(door: Door, request: ToolRequest, form: AnswerFormat) -> CompiledGrammar:
-    """The grammar that leaves nothing but a call. Raises ApiError where a schema cannot be
-    enforced."""
+    """The grammar that leaves nothing but a call. Raises ApiError naming the function whose schema
+    cannot be enforced."""
     assert form.tools != "none"
     text = tool_grammar(request, form.tools, partial(lark_token, door.tokenizer), form.reasoning)
-    return await compiled(door, Format.of("tools", grammar=text))
+    try:
+        return await compiled(door, Format.of("tools", grammar=text))
+    except ApiError as error:
+        found = _SCHEMA_ERROR.search(error.message)
+        if found is None:
+            raise
+        number = schema_line(text, int(found[1]))
+        raise invalid(
+            f"{_place(request, number)} cannot be enforced: {found[2].rstrip('.')}.", "tools"
+        ) from None
+
+
+#: How the compiler of grammars reports a schema: line, reason, and then the grammar around it.
+_SCHEMA_ERROR = re.compile(r"at (\d+)\(\d+\): failed to compile JSON schema: (.*?)(?= \d+ \| |$)")
+
+
+def _place(request: ToolRequest, number: int | None) -> str:
+    """The parameters of the n-th function that may be called, by their place in the request."""
+    if number is None:
+        return "tools"
+    return f"tools[{request.functions.index(request.callable[number])}].function.parameters"

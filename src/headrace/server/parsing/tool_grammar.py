@@ -53,6 +53,15 @@ def tool_grammar(
     return "\n".join(lines) + "\n"
 
 
+def schema_line(grammar: str, line: int) -> int | None:
+    """Which function's schema stands in this line (from 1) of a grammar of tool_grammar: its number
+    among those that may be called, or None."""
+    lines = grammar.splitlines()
+    head = lines[line - 1].partition(":")[0] if 1 <= line <= len(lines) else ""
+    number = head.removeprefix("arguments_")
+    return int(number) if number != head and number.isdecimal() else None
+
+
 def _function_lines(number: int, function: Function) -> list[str]:
     head = json.dumps(f'{{"name": "{function.name}", "arguments": ')
     return [
