@@ -140,6 +140,12 @@ def test_only_the_prompt_is_computed(smollm2: LiveServer) -> None:
     assert plain["usage"]["completion_tokens"] == 0
 
 
+@pytest.mark.parametrize("token", [49152, 10**6, 2**63, -1])
+def test_an_echo_of_ids_that_are_none(smollm2: LiveServer, token: int) -> None:
+    body = {"prompt": [[1, token]], "echo": True, "max_tokens": 0, "logprobs": 1}
+    assert str(token) in smollm2.refusal("/v1/completions", body)["message"]
+
+
 def test_echoed_logprobs_are_the_models_own(smollm2: LiveServer) -> None:
     text = "Water boils at one hundred degrees."
     body = {"prompt": text, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}

@@ -303,6 +303,8 @@ def test_refusals(smollm2: LiveServer) -> None:
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": [], "text": "a"}]}]}, "input"),
+        ({"input": [{"type": {}}]}, "input"),
         ({"input": [{"role": "tool", "content": "a"}]}, "input"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input"),
         ({"input": [{"type": "function_call_output", "output": "a"}]}, "input"),

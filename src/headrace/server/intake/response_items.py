@@ -15,7 +15,8 @@ from typing import Any
 
 from headrace.server.errors import ApiError, invalid
 
-_PARTS = frozenset({"input_text", "output_text", "text"})
+#: A tuple, because a stranger's kind may be a list, which no set can be asked for.
+_PARTS = ("input_text", "output_text", "text", "refusal")
 
 
 def messages_of(
@@ -68,9 +69,9 @@ def _part(part: object, place: str) -> str:
     if not isinstance(part, Mapping):
         raise invalid(f"{place} must be an object with type and text.", "input")
     kind = part.get("type")
-    text = part.get("refusal") if kind == "refusal" else part.get("text")
-    if kind not in _PARTS and kind != "refusal":
+    if kind not in _PARTS:
         raise invalid(f"{place}.type {str(kind)[:40]!r} is not supported; only text is.", "input")
+    text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
         raise invalid(f"{place} has no text.", "input")
     return text
