@@ -16,10 +16,10 @@ from headrace.server.connection import Connection, ConnectionLimits, watch_time
 from raw_http import RawClient, exchange, request
 
 LIMITS = ConnectionLimits(
-    reader_s=1.5,
-    idle_s=3.0,
-    head_s=1.0,
-    body_s=1.5,
+    reader_s=0.8,
+    idle_s=1.2,
+    head_s=0.5,
+    body_s=0.6,
     max_head_bytes=4096,
     max_headers=20,
     max_ahead=4,
@@ -72,7 +72,7 @@ def server() -> Iterator[tuple[str, App, uvicorn.Server]]:
     running = uvicorn.Server(config)
 
     async def main() -> None:
-        watching = asyncio.create_task(watch_time(running.server_state.connections))
+        watching = asyncio.create_task(watch_time(running.server_state.connections, 0.1))
         await running._serve()
         watching.cancel()
 
@@ -159,18 +159,18 @@ def test_a_slow_head_ends(url: str) -> None:
                 client.send(b"X-%c: 1\r\n" % letter)
             except OSError:
                 break
-            if time.monotonic() - began > 0.9:
+            if time.monotonic() - began > 0.4:
                 break
-            time.sleep(0.1)
+            time.sleep(0.05)
         assert client.answer().status == 408
 
 
 def test_empty_lines_are_no_request(url: str) -> None:
     with RawClient(url) as client:
-        for _ in range(6):
+        for _ in range(5):
             client.send(b"\r\n")
-            time.sleep(0.3)
-        assert client.closed_within(4)
+            time.sleep(0.2)
+        assert client.closed_within(2)
 
 
 def test_a_slow_body_ends(url: str) -> None:
@@ -178,7 +178,7 @@ def test_a_slow_body_ends(url: str) -> None:
         client.send(b"POST / HTTP/1.1\r\nContent-Length: 1000\r\n\r\n")
         for _ in range(5):
             client.send(b"a")
-            time.sleep(0.2)
+            time.sleep(0.1)
         assert client.answer().status == 408
 
 
@@ -186,7 +186,7 @@ def test_an_idle_connection_ends(url: str) -> None:
     with RawClient(url) as client:
         client.send(request("GET", "/"))
         assert client.answer().status == 200
-        assert client.closed_within(5)
+        assert client.closed_within(3)
 
 
 def test_requests_ahead_of_their_turn(url: str, app: App) -> None:
@@ -238,7 +238,7 @@ def test_a_wish_for_another_protocol_is_passed_over(url: str, body: bytes) -> No
 def test_a_reader_that_reads_nothing_is_ended(url: str) -> None:
     with RawClient(url, receive_buffer=4096) as client:
         client.send(request("GET", "/big"))
-        time.sleep(4)
+        time.sleep(2)
         assert len(client.rest()) < BIG
 
 
@@ -249,8 +249,8 @@ def test_a_slow_reader_is_not(url: str) -> None:
         got, began = 0, time.monotonic()
         while got < BIG:
             got += len(client.some(BIG // 16))
-            if time.monotonic() - began < 4:
-                time.sleep(0.25)
+            if time.monotonic() - began < 2:
+                time.sleep(0.15)
         assert got > BIG
 
 

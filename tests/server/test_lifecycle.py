@@ -152,10 +152,7 @@ def test_a_port_in_use() -> None:
         (["no-such-model", "--port", "0"], 1, "no-such-model"),
         (["smollm2-135m", "--port", "0", "--chat-template", "/no/such/file"], 2, "/no/such/file"),
         (["smollm2-135m", "--port", "0", "--chat-template", "{% if %}"], 1, "template"),
-        (["smollm2-135m", "--port", "99999"], 2, "port"),
-        (["smollm2-135m", "--request-timeout", "-1"], 2, "request-timeout"),
         (["smollm2-135m", "--reader-timeout", "0"], 2, "reader-timeout"),
-        (["smollm2-135m", "--log-format", "xml"], 2, "log-format"),
     ],
 )
 def test_what_cannot_start_says_why(arguments: list[str], status: int, word: str) -> None:

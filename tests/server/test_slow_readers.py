@@ -24,8 +24,8 @@ BODY: dict[str, Any] = {
     "prompt": "Once upon a time", "max_tokens": 110, "temperature": 0.8, "ignore_eos": True,
     "sampler_trace": 24,
 }  # fmt: skip
-NUM_READERS = 64
-MAX_SEQS = 8
+NUM_READERS = 32
+MAX_SEQS = 4
 
 
 @pytest.fixture(scope="module")

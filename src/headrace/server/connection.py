@@ -245,10 +245,10 @@ class Connection(HttpToolsProtocol):
         return now_s - self._unsent_since > self._limits.reader_s
 
 
-async def watch_time(connections: set[Any]) -> None:
+async def watch_time(connections: set[Any], interval_s: float = SWEEP_INTERVAL_S) -> None:
     """Keeps looking at all connections of a server until it is cancelled."""
     while True:
-        await asyncio.sleep(SWEEP_INTERVAL_S)
+        await asyncio.sleep(interval_s)
         now = time.monotonic()
         for connection in list(connections):
             connection.check_time(now)
