@@ -187,7 +187,7 @@ def throughput(options: argparse.Namespace) -> dict[str, float]:
     return {
         "offline_tok_per_s": statistics.median(offline),
         "server_tok_per_s": statistics.median(served),
-        "throughput_share_of_offline": statistics.median(served) / statistics.median(offline),
+        "throughput_share_of_offline": statistics.median(map(operator.truediv, served, offline)),
         "client_cpu_share_of_one_core": statistics.median(shares),
     }
 
