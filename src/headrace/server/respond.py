@@ -51,6 +51,7 @@ class StreamAnswer(Response):
         flow, visit = self._flow, scope["visit"]
         async with _watched(flow, receive):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            flow.last_sent_s = time.monotonic()  # from here on silence is counted
             try:
                 last = await self._results(send)
                 problem = problem_of(flow)
