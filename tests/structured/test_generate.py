@@ -193,3 +193,42 @@ def test_what_cannot_be_honoured_is_refused_before_anything_runs(llm: LLM) -> No
     assert not llm.engine.has_work
     with pytest.raises(UsageError, match="needs its compiled constraint"):
         llm.engine.add([1], SamplingParams(structured_outputs=StructuredOutputs(json_object=True)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gemma3-270m",
+        pytest.param("qwen2.5-coder-0.5b", marks=pytest.mark.large),
+        pytest.param("qwen2.5-coder-1.5b", marks=pytest.mark.large),
+    ],
+)
+def test_other_vocabularies_hold_at_any_temperature(name: str) -> None:
+    """Padded heads, byte tokens, a normaliser: at temperature 5 nearly any allowed id comes up."""
+    with LLM(name, max_model_len=256, max_num_seqs=16) as model:
+        results = outputs(model, StructuredOutputs(json=PERSON), temperature=5.0, count=4)
+        assert sum(o.finish_reason == "stop" for o in results) >= 9
+        for output in results:
+            assert max(output.token_ids) < model.tokenizer.num_ids
+            if output.finish_reason == "stop":
+                jsonschema.validate(json.loads(output.text), PERSON)
+            else:
+                assert output.finish_reason == "length"
+
+
+def test_a_grammar_that_is_too_slow_ends_its_own_request_only(llm: LLM) -> None:
+    slow = SamplingParams(
+        temperature=1.0,
+        seed=2,
+        max_tokens=300,
+        ignore_eos=True,
+        logit_bias=dict.fromkeys(llm.tokenizer.eos_ids, -100.0),
+        structured_outputs=StructuredOutputs(grammar='start: s\ns: s s | s s s | "a" | ""'),
+    )
+    plain = SamplingParams(temperature=0, max_tokens=40)
+    [alone] = llm.generate(PROMPTS[0], plain)
+    beside, ended = llm.generate([PROMPTS[0], PROMPTS[1]], [plain, slow])
+    assert beside.outputs[0].text == alone.outputs[0].text
+    assert ended.outputs[0].finish_reason == "error"
+    assert "The structured output cannot go on: " in (ended.outputs[0].error or "")
+    assert re.fullmatch("a+", ended.outputs[0].text)
