@@ -7,6 +7,7 @@ middle, some come late. The request under test joins while they run.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -43,6 +44,22 @@ async def ask(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Any:
     return strict_json(answer.content)
 
 
+async def ask_streamed(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Any:
+    """The same through a stream: per choice what it says, token by token."""
+    answer = await http.post(path, json={**body, "stream": True})
+    assert answer.status_code == 200, answer.text
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n")]
+    events = [strict_json(line) for line in lines if line.startswith("{")]
+    choices: dict[int, list[Any]] = {}
+    for event in events:
+        for part in event["choices"]:
+            choices.setdefault(part["index"], []).append(part)
+    return choices, events[-1]["seed"]
+
+
+Asking = Callable[[httpx.AsyncClient, str, dict[str, Any]], Awaitable[Any]]
+
+
 async def neighbour(http: httpx.AsyncClient, number: int) -> None:
     """One of them, by its number."""
     text = f"{number}: " + "Count the wheels of the mill. " * (number * 3 % 29)
@@ -63,13 +80,15 @@ async def neighbour(http: httpx.AsyncClient, number: int) -> None:
                 return  # leaves without a word
 
 
-async def amid_neighbours(url: str, path: str, body: dict[str, Any]) -> tuple[Any, int]:
+async def amid_neighbours(
+    url: str, path: str, body: dict[str, Any], asking: Asking = ask
+) -> tuple[Any, int]:
     """The answer, and how many neighbours were still there when it came."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as http:
         others = [asyncio.create_task(neighbour(http, n)) for n in range(NUM_NEIGHBOURS)]
         await asyncio.sleep(0.03)
-        answer = await ask(http, path, body)
+        answer = await asking(http, path, body)
         num_left = sum(not other.done() for other in others)
         await asyncio.gather(*others)
     return answer, num_left
@@ -90,3 +109,17 @@ def test_alone_and_amid_31_neighbours(smollm2: LiveServer, name: str) -> None:
     assert num_left > 0, "the neighbours had gone before the answer came"
     assert comparable(crowded) == comparable(alone)
     assert smollm2.idle(2.0)
+
+
+def test_a_stream_alone_and_amid_31_neighbours(smollm2: LiveServer) -> None:
+    path, fields = TARGETS["chat"]
+    body = {**fields, "temperature": 1.0, "seed": 20261129, "return_token_ids": True}
+
+    async def alone() -> Any:
+        async with httpx.AsyncClient(base_url=smollm2.url, timeout=120) as http:
+            return await ask_streamed(http, path, body)
+
+    want = asyncio.run(alone())
+    got, num_left = asyncio.run(amid_neighbours(smollm2.url, path, body, ask_streamed))
+    assert num_left > 0, "the neighbours had gone before the answer came"
+    assert got == want
