@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.engine.config import EngineConfig
-from headrace.engine.generation import generation_of
+from headrace.engine.generation import StepSums, generation_of
+from headrace.engine.request import Sequence as EngineSequence
 from headrace.engine.scheduler import Plan, Scheduler
 from headrace.ops.batch import Batch
 from headrace.ops.counts import visible_before, visible_pairs
@@ -101,6 +102,8 @@ class StepAccount:
         self.operations = 0
         self.read_bytes = 0
         self.written_bytes = 0
+        self._sequences: list[EngineSequence] = []  # of the last step with a limit
+        self._steps = StepSums()
 
     def note(
         self,
@@ -159,19 +162,20 @@ class StepAccount:
         )
 
     def _share(self, limit: StepLimit, step_s: float, plan: Plan) -> None:
-        """Adds a step to the totals and, whole, to every request that took part."""
+        """Adds a step to the totals and, whole, to every request that took part: nothing is done
+        per request while the same ones go on."""
         bound_s = limit.bound_s
         self.bound_s += bound_s
         self.step_s += step_s
         self.operations += limit.operations
         self.read_bytes += limit.read_bytes
         self.written_bytes += limit.written_bytes
-        for sequence in plan.sequences:
-            request = generation_of(sequence).request
-            if request.last_limit is not limit:  # its other samples may stand in the same step
-                request.last_limit = limit
-                request.bound_s += bound_s
-                request.step_s += step_s
+        if plan.sequences != self._sequences:  # somebody joined or left: a new sum for these
+            self._sequences, self._steps = plan.sequences, StepSums()
+            for request in {generation_of(sequence).request for sequence in plan.sequences}:
+                request.take_part(self._steps)
+        self._steps.bound_s += bound_s
+        self._steps.step_s += step_s
 
     def _show(self, record: StepRecord) -> None:
         assert self.on_step is not None

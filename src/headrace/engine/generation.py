@@ -240,6 +240,16 @@ class Generation:
         )
 
 
+class StepSums:
+    """Sums over the steps that some requests took part in together."""
+
+    __slots__ = ("bound_s", "step_s")
+
+    def __init__(self) -> None:
+        self.bound_s = 0.0
+        self.step_s = 0.0
+
+
 class Request:
     """Handle of an admitted request. Read it; only the engine writes.
 
@@ -278,9 +288,8 @@ class Request:
         self.cache_note: str | None = None
         self.paused_s = 0.0  # up to the last note_pause
         self._paused_since: float | None = None
-        self.bound_s = 0.0
-        self.step_s = 0.0
-        self.last_limit: object = None  # of the last step in those sums
+        self._earlier = StepSums()
+        self._steps = StepSums()  # shared with all that take part in the same steps
         self.arrived_s = arrived_s
         self.scheduled_s: float | None = None
         self.first_token_s: float | None = None
@@ -290,6 +299,20 @@ class Request:
     def finished(self) -> bool:
         """Whether every sample has ended."""
         return self.finished_s is not None
+
+    def take_part(self, steps: StepSums) -> None:
+        """From now on its steps are those that are summed up in `steps`."""
+        self._earlier.bound_s += self._steps.bound_s
+        self._earlier.step_s += self._steps.step_s
+        self._steps = steps
+
+    @property
+    def bound_s(self) -> float:
+        return self._earlier.bound_s + self._steps.bound_s
+
+    @property
+    def step_s(self) -> float:
+        return self._earlier.step_s + self._steps.step_s
 
     @property
     def paused(self) -> bool:
