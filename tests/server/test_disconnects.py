@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 import pytest
 
 from live_server import LiveServer, serving
@@ -165,3 +166,26 @@ def test_a_killed_client(server: LiveServer, body: dict[str, Any]) -> None:
     assert used_blocks(server) == 0
     client.wait()
     client.stdout.close()
+
+
+def test_no_file_is_left_open(server: LiveServer) -> None:
+    process = psutil.Process(server.process.pid)
+    before = process.num_fds()
+    for number in range(150):
+        client = RawClient(server.url)
+        match number % 5:
+            case 0:
+                client.send(b"GET /hea")
+            case 1:
+                client.send(request("POST", PATH, LONG)[:-5])
+            case 2:
+                client.send(request("GET", "/health"))
+            case 3:
+                client.post(PATH, {**LONG, "max_tokens": 4})
+            case _:
+                client.send(b"\x00\x01\x02")
+        WAYS[number % 3](client)
+        client.socket.close()
+    wait_for(lambda: process.num_fds() <= before)
+    assert server.idle()
+    assert used_blocks(server) == 0
