@@ -40,7 +40,7 @@ ERROR_RESPONSE: dict[int | str, dict[str, Any]] = {
 STREAM_RESPONSE: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The answer, or its events with stream = true.",
-        "content": {"application/json": {}, "text/event-stream": {"schema": _TEXT}},
+        "content": {"application/json": {}, "text/event-stream": {}},
     }
 }
 
