@@ -23,7 +23,7 @@ MAX_STOP_CHARACTERS = 4096
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARACTERS = 256
 #: trace · max_tokens · n: a candidate of a trace takes some hundred bytes until the answer is sent.
-MAX_TRACED = 1 << 16
+MAX_TRACED = 1 << 14
 
 #: Bookkeeping of other services, and settings of features that are off or that change no token.
 NEUTRAL = frozenset({

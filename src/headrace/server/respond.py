@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -19,14 +19,17 @@ from headrace.engine.generation import is_request_fault
 from headrace.errors import HeadraceError
 from headrace.server.errors import ApiError, api_error, invalid
 from headrace.server.flow import Flow
+from headrace.server.job import Job
 from headrace.server.render.answer import PING, Renderer
 
 _LOG = logging.getLogger("headrace.server")
 CLIENT_LEFT = "the client left"
 DEADLINE = "its time is over"
 SHUTDOWN = "the server is shutting down"
-#: So many jobs make an answer that takes long to write.
-MANY_JOBS = 32
+#: Parts (see num_parts) that are written at once; more are written in a thread, some µs each.
+MAX_PARTS = 1000
+#: Parts of the frame around a job's own.
+PARTS_PER_JOB = 32
 
 
 class ClientLeft(Exception):
@@ -42,6 +45,7 @@ class StreamAnswer(Response):
         super().__init__(headers=headers)
         self._flow = flow
         self._renderer = renderer
+        self._is_wordy = num_parts(flow.jobs, 1) > MAX_PARTS
         self.headers["content-type"] = "text/event-stream; charset=utf-8"
         self.headers["cache-control"] = "no-cache"
         self.headers["x-accel-buffering"] = "no"
@@ -80,11 +84,11 @@ class StreamAnswer(Response):
         flow, chunk = self._flow, self._renderer.chunk
         taken = await flow.take()
         if taken:
-            events = [
-                chunk(job, delta)
-                for job, delta in taken
-                if delta.finish_reason not in ("abort", "error")
-            ]
+            good = [pair for pair in taken if pair[1].finish_reason not in ("abort", "error")]
+            if self._is_wordy:
+                events = await asyncio.to_thread(lambda: [chunk(*pair) for pair in good])
+            else:
+                events = [chunk(job, delta) for job, delta in good]
             await _send(flow, send, events[0] if len(events) == 1 else b"".join(events))
         elif flow.ping_due:
             await _send(flow, send, PING)
@@ -103,11 +107,32 @@ async def whole_answer(
         raise problem
     if flow.cancelled is not None:
         raise ClientLeft
-    if len(flow.jobs) < MANY_JOBS:
+    if num_parts(flow.jobs) <= MAX_PARTS:
         content = renderer.whole(flow.jobs)
     else:
         content = await asyncio.to_thread(renderer.whole, flow.jobs)
     return Response(content, media_type="application/json", headers=headers)
+
+
+def num_parts(jobs: Sequence[Job], num_tokens: int | None = None) -> int:
+    """About how many entries of logprobs and traces there are to write. num_tokens: of every
+    sample; None = all that they have."""
+    return sum(PARTS_PER_JOB + _num_parts(job, num_tokens) for job in jobs)
+
+
+def _num_parts(job: Job, num_tokens: int | None) -> int:
+    params = job.params
+    each = params.trace * len(params.stages)
+    if params.logprobs is not None:
+        each += 1 + params.logprobs
+    if num_tokens is None:
+        generations = () if job.request is None else job.request.generations
+        parts = each * sum(len(generation.token_ids) for generation in generations)
+    else:
+        parts = each * num_tokens * params.n
+    if params.prompt_logprobs is not None:
+        parts += len(job.prompt) * (1 + params.prompt_logprobs)
+    return parts
 
 
 def problem_of(flow: Flow) -> ApiError | None:
