@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,10 +25,6 @@ def test_openai(server: LiveServer) -> None:
     assert "length_km=" in output
     assert "temperature" in output
     assert server.idle()
-
-
-def test_tools(server: LiveServer) -> None:
-    assert json.loads(run_python("docs/tools.md", server))["city"] in ("Oslo", "Rome")
 
 
 def test_curl(server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
