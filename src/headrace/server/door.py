@@ -260,7 +260,7 @@ class Door:
         self.num_open += len(jobs)
         for job in jobs:
             self._flows[job] = flow
-            self.loop.submit(job)
+        self.loop.submit(jobs)
         return flow
 
     @property

@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headrace.engine.core import Engine
@@ -78,10 +78,10 @@ class EngineLoop:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
-        """Queues a job, already checked, before the next step."""
-        self._num_submitted += 1
-        self._put(lambda: self._add(job))
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Queues jobs, already checked, before the next step."""
+        self._num_submitted += len(jobs)
+        self._put(lambda: self._add_all(jobs))
 
     def abort(self, job: Job, reason: str) -> None:
         """Ends a job before the next step; its last results still come."""
@@ -167,6 +167,10 @@ class EngineLoop:
         self.step_cpu_s += self._lap()
         self._take(deltas)
         self._publish()
+
+    def _add_all(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            self._add(job)
 
     def _add(self, job: Job) -> None:
         self._num_entered += 1
