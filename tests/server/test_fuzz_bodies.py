@@ -22,7 +22,7 @@ from neighbour import Neighbour, used_blocks
 from raw_http import Answer, RawClient
 
 pytestmark = pytest.mark.models
-NUM_CASES = int(os.environ.get("HEADRACE_FUZZ_CASES", "1500"))
+NUM_CASES = int(os.environ.get("HEADRACE_FUZZ_CASES", "1000"))
 SEED = int(os.environ.get("HEADRACE_FUZZ_SEED", "4"))
 NUM_THREADS = 4
 #: Seconds in which any request here must be answered; most take milliseconds.

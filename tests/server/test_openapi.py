@@ -24,7 +24,7 @@ from live_server import LiveServer, serving
 from neighbour import used_blocks
 
 pytestmark = pytest.mark.models
-NUM_EXAMPLES = int(os.environ.get("HEADRACE_OPENAPI_EXAMPLES", "25"))
+NUM_EXAMPLES = int(os.environ.get("HEADRACE_OPENAPI_EXAMPLES", "12"))
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
