@@ -149,6 +149,7 @@ def test_a_port_in_use() -> None:
     [
         (["smollm2-135m", "--host", "no.such.host.invalid"], 2, "no.such.host.invalid"),
         (["smollm2-135m", "--host", "192.0.2.1"], 2, "192.0.2.1"),
+        (["smollm2-135m", "--host", "a..b"], 2, "a..b"),
         (["no-such-model", "--port", "0"], 1, "no-such-model"),
         (["smollm2-135m", "--port", "0", "--chat-template", "/no/such/file"], 2, "/no/such/file"),
         (["smollm2-135m", "--port", "0", "--chat-template", "{% if %}"], 1, "template"),

@@ -100,6 +100,7 @@ def raise_file_limit() -> int:
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening address, taken before anything is loaded."""
+    listener = None
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
@@ -112,10 +113,12 @@ def bind(host: str, port: int) -> socket.socket:
             if hasattr(socket, name):
                 listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         listener.bind(address)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that no DNS could hold
+        if listener is not None:
+            listener.close()
+        reason = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"The server cannot listen on {host}:{port}: {error.strerror or error}. Choose another "
-            f"--host or --port."
+            f"The server cannot listen on {host}:{port}: {reason}. Choose another --host or --port."
         ) from None
     return listener
 
