@@ -154,6 +154,7 @@ def test_a_port_in_use() -> None:
         (["smollm2-135m", "--port", "0", "--chat-template", "/no/such/file"], 2, "/no/such/file"),
         (["smollm2-135m", "--port", "0", "--chat-template", "{% if %}"], 1, "template"),
         (["smollm2-135m", "--reader-timeout", "0"], 2, "reader-timeout"),
+        (["smollm2-135m", "--max-body-mib", "inf"], 2, "max-body-mib"),
     ],
 )
 def test_what_cannot_start_says_why(arguments: list[str], status: int, word: str) -> None:

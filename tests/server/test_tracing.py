@@ -251,6 +251,6 @@ def test_a_collector_that_hangs_holds_up_nothing() -> None:
 def test_endpoints() -> None:
     assert traces_url("http://c:4318") == traces_url("http://c:4318/") == "http://c:4318/v1/traces"
     assert traces_url("https://c/x/v1/traces") == "https://c/x/v1/traces"
-    for bad in ("c:4318", "ftp://c", "http://"):
+    for bad in ("c:4318", "ftp://c", "http://", "http://[::", "http://c:99999"):
         with pytest.raises(UsageError, match="--otlp-endpoint"):
             traces_url(bad)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from headrace.engine.core import Engine
     from headrace.engine.model import OpenModel
 
+#: A body is read whole, as text and as values.
+MAX_BODY_MIB = 1 << 12
+
 
 def serve(
     model: o.Model,
@@ -138,7 +141,7 @@ def serve(
         request_timeout_s=request_timeout,
         drain_timeout_s=drain_timeout,
         ping_interval_s=ping_interval,
-        max_body_bytes=round(max_body_mib * (1 << 20)),
+        max_body_bytes=body_bytes(max_body_mib),
         reader_timeout_s=reader_timeout,
         trust_request_chat_template=trust_request_chat_template,
         metrics_prefix=metrics_prefix,
@@ -191,6 +194,13 @@ def default_name(model: str) -> str:
     """A file goes by its stem, anything else by the name it was given."""
     path = Path(model)
     return path.stem or model if path.exists() else model
+
+
+def body_bytes(mib: float) -> int:
+    """Raises UsageError for what is no size."""
+    if not 0 < mib < MAX_BODY_MIB:
+        raise UsageError(f"--max-body-mib must be more than 0 and less than {MAX_BODY_MIB}.")
+    return round(mib * (1 << 20))
 
 
 def check_level(level: str) -> str:

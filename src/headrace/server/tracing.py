@@ -81,8 +81,12 @@ class Tracer:
 
 def traces_url(endpoint: str) -> str:
     """The URL that spans are posted to. Raises UsageError."""
-    parts = urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(endpoint)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
         raise UsageError(
             f"--otlp-endpoint must be an http or https URL, such as http://localhost:4318, not "
             f"{endpoint!r}."
