@@ -71,6 +71,7 @@ def answering(data: bytes, *, close: bool = False, every: int = 2) -> Any:
     return answer
 
 
+GZIPPED = HEAD.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n")
 ERROR = b'{"error": {"message": "queue\\n full", "type": "rate_limit_exceeded"}}'
 
 
@@ -90,6 +91,8 @@ ERROR = b'{"error": {"message": "queue\\n full", "type": "rate_limit_exceeded"}}
         (HEAD + event(b"\xff" * 9), False, "bad_chunk", "no JSON"),
         (HEAD + event(b"[" * 100_000), False, "bad_chunk", "no JSON"),
         (response(b'{"choices": []}'), False, "not_streamed", "content-type none"),
+        (GZIPPED + event(b"\x1f\x8b\x08") + END, False, "not_streamed", "content-encoding gzip"),
+        (response(b"\x1b[2J\x9bwiped", "500 No"), False, "http_500", "\ufffd[2J\ufffdwiped"),
         (b"\x16\x03\x01 not HTTP at all\r\n\r\n", False, "bad_http", "not HTTP/1"),
         (HEAD + b"zzz\r\n", False, "bad_http", "chunk of size"),
         (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 20_000, False, "too_large", "64 KiB"),
@@ -310,6 +313,8 @@ def test_words_are_made_exact_where_the_server_counts(template: int, endpoint: s
         ("ftp://x", "--base-url must be"),
         ("http://", "--base-url must be"),
         ("http://x:99999", "--base-url must be"),
+        ("http://x:0", "--base-url must be"),
+        ("http://é", "--base-url must be printable ASCII"),
         ("http://user:secret@x", "give a key with --api-key"),
     ],
 )

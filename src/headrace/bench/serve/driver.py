@@ -39,7 +39,9 @@ class _Stream:
     def body(self, now_ns: int, response: ResponseParser, piece: bytes) -> bool:
         if self._streams is None:
             kind = response.headers.get("content-type", "")
-            self._streams = response.status == 200 and "text/event-stream" in kind
+            self._streams = (
+                response.status == 200 and "text/event-stream" in kind and not _coding(response)
+            )
         if not self._streams:
             self._refusal += piece
             return len(self._refusal) > _MAX_ERROR_BYTES
@@ -52,8 +54,16 @@ class _Stream:
         if response.status != 200:
             raise bad_status(response.status, error_message_of(bytes(self._refusal)))
         if self._streams is False:
+            if coding := _coding(response):
+                raise RequestFailed(Failure.NOT_STREAMED, f"content-encoding {coding[:60]}")
             kind = response.headers.get("content-type", "none")
             raise RequestFailed(Failure.NOT_STREAMED, f"content-type {kind[:60]}")
+
+
+def _coding(response: ResponseParser) -> str:
+    """How the body is compressed, though we ask for none; "" when it is not."""
+    coding = response.headers.get("content-encoding", "")
+    return "" if coding.lower() == "identity" else coding
 
 
 @dataclass(slots=True)

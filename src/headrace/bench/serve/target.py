@@ -63,7 +63,7 @@ def parse_target(
         host, port = parts.hostname, parts.port
     except ValueError:
         host = port = None
-    if not host or parts.scheme not in ("http", "https"):
+    if not host or port == 0 or parts.scheme not in ("http", "https"):
         raise UsageError(f"--base-url must be http(s)://host[:port], not {base_url!r}.")
     if parts.username is not None or parts.query or parts.fragment:
         raise UsageError("--base-url takes host, port and path; give a key with --api-key.")
@@ -71,7 +71,7 @@ def parse_target(
     prefix = parts.path.rstrip("/").removesuffix("/v1")
     return Target(
         tls=tls,
-        host=host,
+        host=_plain("--base-url", host),
         port=port or (443 if tls else 80),
         prefix=_plain("--base-url", prefix.replace(" ", "%20")),
         headers=_headers(api_key, headers or []),

@@ -245,9 +245,11 @@ class RequestTimeline:
 
 
 def error_message(error: object) -> str:
-    """The text of an OpenAI error object, or of what a server sent instead; one line."""
+    """The text of an OpenAI error object, or of what a server sent instead; one line, and nothing
+    in it that a terminal would obey."""
     message = error.get("message", error) if isinstance(error, dict) else error
-    return " ".join(str(message).split())[:400]
+    line = " ".join(str(message).split())[:400]
+    return "".join(c if c.isprintable() else "\ufffd" for c in line)
 
 
 def error_message_of(body: bytes) -> str:
