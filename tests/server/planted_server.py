@@ -1,7 +1,8 @@
 """A real server with planted troubles, for test_liveness.py: python planted_server.py DIRECTORY.
 
 Loading waits for the file `load` in the directory; a step waits while the file `hold` is there, and
-raises outside of the engine's own care once the file `break` is. While `garble` is there, answers
+raises outside of the engine's own care once the file `break` is. Once `useless` is there, the model
+computes nothing. While `garble` is there, answers
 to completions cannot be written.
 """
 
@@ -17,6 +18,8 @@ from headrace.engine.core import Engine
 from headrace.engine.model import OpenModel, build_engine, open_model
 from headrace.engine.outputs import Delta
 from headrace.engine.scheduler import Plan
+from headrace.engine.scoring import Logits
+from headrace.ops.batch import Batch
 from headrace.server.job import Job
 from headrace.server.logs import set_up_logging
 from headrace.server.render.completion import CompletionRenderer
@@ -29,7 +32,7 @@ def load(directory: Path) -> tuple[OpenModel, Engine]:
         time.sleep(0.01)
     model = open_model("smollm2-135m", offline=True)
     engine = build_engine(model, EngineOptions(kv_cache_memory="256MiB"))
-    step, schedule = engine.step, engine.scheduler.schedule
+    step, schedule, run = engine.step, engine.scheduler.schedule, engine.executor.run
 
     def held() -> list[Delta]:
         while (directory / "hold").exists():
@@ -41,6 +44,12 @@ def load(directory: Path) -> tuple[OpenModel, Engine]:
             raise RuntimeError("planted")
         return schedule()
 
+    def useless(batch: Batch) -> Logits:
+        if (directory / "useless").exists():
+            raise RuntimeError("planted: useless")
+        return run(batch)
+
+    engine.executor.run = useless  # type: ignore[method-assign]
     engine.step = held  # type: ignore[method-assign]
     engine.scheduler.schedule = broken  # type: ignore[method-assign]
     return model, engine

@@ -182,6 +182,16 @@ def test_lines_are_numbered_and_long_ones_are_never_held(tmp_path: Path) -> None
     assert error.code == "line_too_long"
 
 
+def test_a_mark_of_utf8_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    write_input(source, 2)
+    plain = [line.data for line in read_lines(source, LIMIT)]
+    source.write_bytes(b"\xef\xbb\xbf" + source.read_bytes())
+    assert [line.data for line in read_lines(source, LIMIT)] == plain
+    source.write_bytes(b"\xef\xbb\xbf\n")
+    assert list(read_lines(source, LIMIT)) == []
+
+
 def test_refusals_are_lines_of_the_format() -> None:
     line = json.loads(refusal_line("batch_req_1", "a", invalid("No.", "n")))
     assert line["response"]["status_code"] == 400

@@ -171,6 +171,14 @@ def test_a_damaged_model_file(tmp_path: Path) -> None:
     assert "damaged.gguf" in line
 
 
+def test_a_context_shorter_than_any_chat() -> None:
+    with serving("smollm2-135m", "--max-model-len", "2", "--max-num-seqs", "1") as server:
+        answer = server.json("/v1/completions", {"prompt": [5], "max_tokens": 1})
+        assert answer["usage"]["completion_tokens"] == 1
+        chat = {"messages": [{"role": "user", "content": "Hi"}]}
+        assert server.refusal("/v1/chat/completions", chat)["code"] == "context_length_exceeded"
+
+
 # ---- serving ------------------------------------------------------------------------------------
 
 

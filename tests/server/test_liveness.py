@@ -74,6 +74,13 @@ def planted(tmp_path: Path) -> Iterator[Planted]:
     planted.process.wait(30)
 
 
+def test_a_model_that_computes_nothing_is_not_served(planted: Planted) -> None:
+    planted.plant("useless")
+    planted.plant("load")
+    assert planted.process.wait(60) != 0
+    assert "cannot compute a first token: The step failed" in planted.log_path.read_text()
+
+
 def test_loading_ready_stuck_and_broken(planted: Planted) -> None:
     assert planted.health() == (503, "Loading model")
     refused = planted.http.post("/v1/completions", json=LONG)

@@ -85,8 +85,9 @@ class Door:
 
     def warm_up(self) -> None:
         """Does once what the first request would otherwise wait for: libraries, tokenizer,
-        template, a step. Measures the machine, if wanted. Raises HeadraceError for a broken
-        template of the user's; a model without one serves completions only."""
+        template, two steps. Measures the machine, if wanted. Raises HeadraceError for a broken
+        template of the user's, and for a model that computes nothing; one without a template
+        serves completions only."""
         message = [{"role": "user", "content": "Hello"}]
         try:
             template = self.template()
@@ -97,10 +98,18 @@ class Door:
                 raise
             ids = self.tokenizer.encode("Hello")
         self.gap_tokens = gap_tokens(self.model.checkpoint.metadata, self.tokenizer)
-        self._engine.add(ids, SamplingParams(max_tokens=2, seed=0))
+        self._compute(ids[: self.max_model_len - 1])
+        self.account = self._engine.account = StepAccount(self._limits())
+
+    def _compute(self, ids: list[int]) -> None:
+        """A first prompt, and a second token where there is room. Raises HeadraceError."""
+        num_tokens = min(2, self.max_model_len - len(ids))
+        request = self._engine.add(ids, SamplingParams(max_tokens=num_tokens, seed=0))
         while self._engine.has_work:
             self._engine.step()
-        self.account = self._engine.account = StepAccount(self._limits())
+        error = request.generations[0].error
+        if error is not None:
+            raise HeadraceError(f"The model cannot compute a first token: {error}")
 
     def prepare_grammars(self) -> None:
         """Reads the vocabulary for structured output: 0.2 s for 49,152 ids, 2 s for 262,144, and

@@ -8,6 +8,7 @@ all a later run needs to know what is done. OpenAI's batch format; no engine her
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import re
 from collections.abc import Iterator
@@ -76,6 +77,8 @@ def read_lines(path: Path, max_bytes: int) -> Iterator[Line]:
                 digest.update(rest.rstrip(b"\r\n"))
                 if rest.endswith(b"\n") or not rest:
                     break
+            if number == 1:
+                data = data.removeprefix(codecs.BOM_UTF8)  # as Windows' editors write it
             if not data.strip():
                 continue
             yield Line(number, digest.hexdigest()[:16], data if whole else None)
