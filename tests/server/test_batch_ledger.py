@@ -170,6 +170,36 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
         assert len(ledger.done) == written > 10
 
 
+@pytest.mark.parametrize("name", ["/dev/null", "/dev/full", "pipe"])
+def test_only_a_plain_file_is_written(tmp_path: Path, name: str) -> None:
+    if name == "pipe":
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(UsageError, match="is not a plain file"):
+        Ledger(tmp_path / name)
+
+
+def test_what_the_system_could_not_keep_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A system tells once that it lost what was written; from then on nothing goes well."""
+    source, out = tmp_path / "in", tmp_path / "out"
+    write_input(source)
+    lines = [answer_line(line.id(RUN), "a", b'{"text":""}') for line in read_lines(source, LIMIT)]
+    told = iter([OSError(5, "Input/output error")])
+
+    def fsync(_: int) -> None:
+        for error in told:
+            raise error
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    ledger = Ledger(out)
+    ledger.append(lines[0])
+    for fails in (ledger.sync, lambda: ledger.append(lines[1]), ledger.sync, ledger.close):
+        with pytest.raises(OSError, match="Input/output error"):
+            fails()
+    assert out.read_bytes() == lines[0]
+
+
 def test_lines_are_numbered_and_long_ones_are_never_held(tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.write_bytes(b"\n  \n" + b"x" * LIMIT + b"\n" + b"y" * 5000 + b"\nend")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,12 +43,15 @@ class Ledger:
         except OSError as error:
             raise UsageError(f"{path} cannot be written: {error.strerror}.") from None
         try:
+            if not stat.S_ISREG(os.fstat(self._file).st_mode):
+                raise UsageError(f"{path} is not a plain file.")
             self._lock()
             self._size = self._recover()  # bytes of whole lines
         except BaseException:
             os.close(self._file)
             raise
         self._unsynced = False
+        self._lost: OSError | None = None  # what a sync could not keep
 
     def __enter__(self) -> Ledger:
         return self
@@ -57,6 +61,8 @@ class Ledger:
 
     def append(self, line: bytes) -> None:
         """Writes one whole line, or nothing and raises OSError (a full disk)."""
+        if self._lost is not None:
+            raise self._lost
         view = memoryview(line)
         try:
             while view:
@@ -68,10 +74,16 @@ class Ledger:
         self._unsynced = True
 
     def sync(self) -> None:
-        """Makes what was written last through a loss of power."""
-        if self._unsynced:
+        """Makes what was written last through a loss of power. Raises OSError; then so does every
+        later call, since the system tells it only once."""
+        if self._unsynced and self._lost is None:
             self._unsynced = False
-            os.fsync(self._file)
+            try:
+                os.fsync(self._file)
+            except OSError as error:
+                self._lost = error
+        if self._lost is not None:
+            raise self._lost
 
     def close(self) -> None:
         """Syncs and gives the file up."""
