@@ -57,7 +57,7 @@ async def answer_grammar(door: Door, body: FormatFields) -> CompiledGrammar | No
 async def compiled(door: Door, asked: Format) -> CompiledGrammar:
     """Raises ApiError naming the place of what cannot be honoured."""
     try:
-        return await door.compile(asked.outputs)
+        return await door.texts.compile(asked.outputs)
     except UsageError as error:
         raise _named(error, asked.place) from None
 

@@ -175,7 +175,7 @@ class _Run:
             model, engine = await in_thread(self._load)
             door = Door(settings, model, engine, self._template)
             await in_thread(door.warm_up)
-            await in_thread(door.prepare_grammars)
+            await in_thread(door.texts.prepare_grammars)
             await in_thread(self._describe)  # the OpenAPI document takes 0.1 s, once
         except Exception as error:
             self.is_loading = False

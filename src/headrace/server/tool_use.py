@@ -64,7 +64,7 @@ async def dialogue(
     for tools where the server reads none."""
     if not needs_style(messages, request):
         return Dialogue(template, messages, None, request, None)
-    style = await door.tool_style(template)
+    style = await door.texts.tool_style(template)
     if request.enforced and style.form == "none":
         raise invalid("This server reads no tool calls: --tool-call-parser is none.", "tool_choice")
     return Dialogue(
@@ -86,7 +86,7 @@ def reading(
                 "tool_choice",
             )
         return AnswerFormat()
-    tail = door.tokenizer.decode(prompt[-_TAIL:], skip_special=False)
+    tail = door.texts.tokenizer.decode(prompt[-_TAIL:], skip_special=False)
     request, style = talk.request, talk.style
     return AnswerFormat(
         tools="none" if style is None else style.form,
@@ -100,7 +100,9 @@ async def call_grammar(door: Door, request: ToolRequest, form: AnswerFormat) -> 
     """The grammar that leaves nothing but a call. Raises ApiError naming the function whose schema
     cannot be enforced."""
     assert form.tools != "none"
-    text = tool_grammar(request, form.tools, partial(lark_token, door.tokenizer), form.reasoning)
+    text = tool_grammar(
+        request, form.tools, partial(lark_token, door.texts.tokenizer), form.reasoning
+    )
     try:
         return await compiled(door, Format.of("tools", grammar=text))
     except ApiError as error:

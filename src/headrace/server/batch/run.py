@@ -84,7 +84,7 @@ def run_hash(door: Door) -> str:
     sizes = [file.stat().st_size for file in model.checkpoint.files]
     parts: list[Any] = [
         model.path.name, model.quantize, *sizes, config.kv_format.value, config.max_model_len,
-        door.template_source, settings.tool_call_parser, settings.reasoning_parser,
+        door.texts.template_source, settings.tool_call_parser, settings.reasoning_parser,
     ]  # fmt: skip
     return hashlib.sha256("|".join(map(str, parts)).encode()).hexdigest()[:8]
 

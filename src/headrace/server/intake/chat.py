@@ -41,7 +41,7 @@ async def read_chat(door: Door, values: dict[str, Any], arrived_s: float) -> Int
         max_tokens=limit,
         logprobs=num_top,
         prompt_logprobs=body.prompt_logprobs,
-        encode=lambda text: door.tokenizer.encode(text, add_special=False),
+        encode=lambda text: door.texts.tokenizer.encode(text, add_special=False),
     )
     jobs, form = await chat_jobs(
         door,
@@ -50,7 +50,7 @@ async def read_chat(door: Door, values: dict[str, Any], arrived_s: float) -> Int
         arrived_s,
         messages=body.messages,
         tools=asked_tools(body.tools, body.tool_choice, body.parallel_tool_calls),
-        template=door.template(body.chat_template),
+        template=door.texts.template(body.chat_template),
         asked=answer_format(body),
         **template_options(body),
     )
@@ -73,7 +73,7 @@ async def chat_jobs(
     """A conversation's one job, and how its answers are read. asked: what they must look like.
     options: of the template. Raises ApiError or HeadraceError."""
     talk = await dialogue(door, template, messages, tools)
-    ids = await door.encode_chat(talk.messages, talk.template, tools=talk.tools, **options)
+    ids = await door.texts.encode_chat(talk.messages, talk.template, tools=talk.tools, **options)
     grammar = None if asked is None else await compiled(door, asked)
     form = reading(door, talk, ids, shaped=grammar is not None)
     if tools.enforced:

@@ -72,7 +72,7 @@ def prompts_of(value: str | list[Any], name: str) -> list[Prompt]:
 async def encode_all(door: Door, prompts: Sequence[Prompt], add_special: bool) -> list[list[int]]:
     """Ids of every prompt; ids are taken as they are."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    found = iter(await door.encode(texts, add_special=add_special))
+    found = iter(await door.texts.encode(texts, add_special=add_special))
     return [next(found) if isinstance(prompt, str) else prompt for prompt in prompts]
 
 
@@ -128,7 +128,7 @@ def answer_options(prefix: str, door: Door, body: SamplingFields) -> AnswerOptio
         id=new_id(prefix),
         model=body.model or settings.model_name,
         fingerprint=door.fingerprint,
-        tokenizer=door.tokenizer,
+        tokenizer=door.texts.tokenizer,
         include_usage=bool(stream and (stream.include_usage or stream.continuous_usage_stats)),
         continuous_usage=bool(stream and stream.continuous_usage_stats),
         token_ids=bool(body.return_token_ids),

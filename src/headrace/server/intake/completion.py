@@ -62,7 +62,7 @@ def _params(door: Door, body: CompletionRequest, keep: int | None) -> SamplingPa
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         logprobs=0 if keep is not None and body.logprobs is None else body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else body.prompt_logprobs,
-        encode=lambda text: door.tokenizer.encode(text, add_special=False),
+        encode=lambda text: door.texts.tokenizer.encode(text, add_special=False),
     )
     return params if keep is None else params.replace(n=body.best_of)
 
@@ -74,11 +74,11 @@ async def _echo(door: Door, prompts: Sequence[Prompt]) -> list[str]:
     def text(prompt: Prompt) -> str:
         if isinstance(prompt, str):
             return prompt
-        check_ids(prompt, door.tokenizer)
-        return door.tokenizer.decode(prompt, skip_special=False)
+        check_ids(prompt, door.texts.tokenizer)
+        return door.texts.tokenizer.decode(prompt, skip_special=False)
 
     num_ids = sum(len(prompt) for prompt in prompts if not isinstance(prompt, str))
-    return await door.off_loop(num_ids, lambda: [text(prompt) for prompt in prompts])
+    return await door.texts.off_loop(num_ids, lambda: [text(prompt) for prompt in prompts])
 
 
 async def _around_gap(
@@ -86,7 +86,7 @@ async def _around_gap(
 ) -> tuple[list[list[int]], tuple[int, ...]]:
     """Prompts that ask for what belongs between each text and the suffix; what ends such an
     answer. Raises ApiError."""
-    gap = door.gap_tokens
+    gap = door.texts.gap_tokens
     if gap is None:
         raise invalid(
             "suffix needs a vocabulary with fill-in-the-middle tokens, and this model's has none.",
@@ -96,13 +96,13 @@ async def _around_gap(
         if getattr(body, name):
             raise invalid(f"suffix and {name} do not go together.", name)
     after, *before = await encode_all(door, [suffix, *prompts], False)
-    start = () if body.add_special_tokens is False else door.tokenizer.info.prefix_ids
+    start = () if body.add_special_tokens is False else door.texts.tokenizer.info.prefix_ids
     return [gap.prompt(ids, after, start) for ids in before], gap.stop_ids
 
 
 def _warnings(door: Door, prompts: list[list[int]]) -> list[str]:
-    bos = door.tokenizer.bos_id
-    if door.tokenizer.add_bos and any(ids[:2] == [bos, bos] for ids in prompts):
+    bos = door.texts.tokenizer.bos_id
+    if door.texts.tokenizer.add_bos and any(ids[:2] == [bos, bos] for ids in prompts):
         return ["the prompt starts with two BOS tokens: its own and the model's"]
     return []
 

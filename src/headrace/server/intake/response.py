@@ -33,7 +33,7 @@ async def read_response(door: Door, values: dict[str, Any], arrived_s: float) ->
         max_tokens=body.max_output_tokens,
         logprobs=num_top,
         prompt_logprobs=None,
-        encode=lambda text: door.tokenizer.encode(text, add_special=False),
+        encode=lambda text: door.texts.tokenizer.encode(text, add_special=False),
     )
     if params.n != 1:
         raise invalid("n must be 1: a response is one answer.", "n")
@@ -47,7 +47,7 @@ async def read_response(door: Door, values: dict[str, Any], arrived_s: float) ->
         arrived_s,
         messages=messages,
         tools=tools,
-        template=door.template(body.chat_template),
+        template=door.texts.template(body.chat_template),
         variables=_variables(body),
         asked=_format(body),
     )

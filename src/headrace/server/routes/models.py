@@ -32,7 +32,7 @@ async def model(request: Request) -> Response:
 async def props(request: Request) -> Response:
     """The model and its limits, under llama-server's names."""
     door = open_door(request)
-    settings, tokens = door.settings, special_tokens(door.tokenizer)
+    settings, tokens = door.settings, special_tokens(door.texts.tokenizer)
     answer = {
         "default_generation_settings": {"n_ctx": door.max_model_len},
         "total_slots": door.max_num_seqs,
@@ -40,7 +40,7 @@ async def props(request: Request) -> Response:
         "model_path": door.model.path.name,
         "bos_token": tokens["bos_token"],
         "eos_token": tokens["eos_token"],
-        "chat_template": door.template_source,
+        "chat_template": door.texts.template_source,
         "modalities": {"vision": False, "audio": False},
         "build_info": f"headrace-{__version__}",
     }

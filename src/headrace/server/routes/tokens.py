@@ -41,13 +41,13 @@ async def tokenize(request: Request) -> Response:
     ignored = ignored_fields(body)
     text = await _text(door, body)
     add_special, parse_special = _special(body)
-    tokenizer = door.tokenizer
+    tokenizer = door.texts.tokenizer
 
     def work() -> bytes:
         ids = tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
         return _written(ids, door, body)
 
-    return _answer(await door.off_loop(len(text), work), ignored)
+    return _answer(await door.texts.off_loop(len(text), work), ignored)
 
 
 async def _text(door: Door, body: TokenizeRequest) -> str:
@@ -81,7 +81,7 @@ def _checked(text: str, name: str) -> str:
 
 def _written(ids: list[int], door: Door, body: TokenizeRequest) -> bytes:
     """The answer's JSON."""
-    tokenizer = door.tokenizer
+    tokenizer = door.texts.tokenizer
     tokens = [_piece(tokenizer, i) for i in ids] if body.with_pieces else ids
     rest = dump({"count": len(ids), "max_model_len": door.max_model_len})[1:-1]
     answer = b'{"tokens":%b,%b' % (_list(tokens), rest)
@@ -112,11 +112,11 @@ async def detokenize(request: Request) -> Response:
     ignored = ignored_fields(body)
 
     def work() -> bytes:
-        check_ids(body.tokens, door.tokenizer)
-        text = door.tokenizer.decode(body.tokens, skip_special=False)
+        check_ids(body.tokens, door.texts.tokenizer)
+        text = door.texts.tokenizer.decode(body.tokens, skip_special=False)
         return dump({"prompt": text, "content": text})
 
-    return _answer(await door.off_loop(len(body.tokens), work), ignored)
+    return _answer(await door.texts.off_loop(len(body.tokens), work), ignored)
 
 
 async def apply_template(request: Request) -> Response:
@@ -132,9 +132,9 @@ async def apply_template(request: Request) -> Response:
 async def _rendered(
     door: Door, body: ConversationFields, messages: Sequence[dict[str, Any]]
 ) -> str:
-    template = door.template(body.chat_template)
+    template = door.texts.template(body.chat_template)
     talk = await dialogue(door, template, messages, asked_tools(body.tools, None, None))
-    return await door.render_chat(
+    return await door.texts.render_chat(
         talk.messages, template, tools=talk.tools, **template_options(body)
     )
 
@@ -142,7 +142,7 @@ async def _rendered(
 async def tokenizer_info(request: Request) -> Response:
     """Special tokens and the chat template: what a client needs to stand in for a tokenizer."""
     door = open_door(request)
-    tokenizer = door.tokenizer
+    tokenizer = door.texts.tokenizer
     tokens = {name: text or None for name, text in special_tokens(tokenizer).items()}
     answer = {
         "tokenizer_class": "headrace",
@@ -155,7 +155,7 @@ async def tokenizer_info(request: Request) -> Response:
         "pad_token_id": tokenizer.pad_id,
         "eos_token_ids": list(tokenizer.eos_ids),
         "add_bos_token": tokenizer.add_bos,
-        "chat_template": door.template_source,
+        "chat_template": door.texts.template_source,
     }
     return JSONResponse(answer)
 
