@@ -121,7 +121,7 @@ def test_unknown_architecture_and_rope_type_are_named(tmp_path: Path) -> None:
         (["-p", "x", "--temperature", "-1"], 2, ["temperature"]),
         (["-p", "x", "--top-p", "1e999"], 2, ["top_p"]),
         (["-p", "x", "--min-p", "2"], 2, ["min_p"]),
-        (["-p", "x", "-n", "0"], 2, ["max_tokens"]),
+        (["-p", "x", "-n", "-1"], 2, ["max_tokens"]),
         (["-p", "x", "--samples", "0"], 2, ["n = 0"]),
         (["-p", "x", "-c", "9000"], 2, ["max_model_len", "8192"]),
         (["-p", "x", "-c", "16", "-n", "16"], 1, ["16", "max_tokens"]),
