@@ -27,6 +27,12 @@ def test_openai(server: LiveServer) -> None:
     assert server.idle()
 
 
+def test_readme(server: LiveServer, tmp_path: Path) -> None:
+    [output] = run_bash("README.md", server, tmp_path)
+    assert "data: [DONE]" in output
+    assert "TTFT" in output
+
+
 def test_curl(server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_API_KEY", API_KEY)
     alive, answers, formed, looked, keyed = run_bash("docs/clients/curl.md", server, tmp_path)
