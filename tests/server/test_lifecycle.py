@@ -172,7 +172,9 @@ def test_a_damaged_model_file(tmp_path: Path) -> None:
 
 
 def test_a_context_shorter_than_any_chat() -> None:
-    with serving("smollm2-135m", "--max-model-len", "2", "--max-num-seqs", "1") as server:
+    names = ("-a", "tiny", "-a", "small", "-a", "tiny")
+    with serving("smollm2-135m", "--max-model-len", "2", "--max-num-seqs", "1", *names) as server:
+        assert [card["id"] for card in server.json("/v1/models")["data"]] == ["tiny", "small"]
         answer = server.json("/v1/completions", {"prompt": [5], "max_tokens": 1})
         assert answer["usage"]["completion_tokens"] == 1
         chat = {"messages": [{"role": "user", "content": "Hi"}]}

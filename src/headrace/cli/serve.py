@@ -132,7 +132,7 @@ def serve(
     from headrace.server.settings import ServeSettings
 
     settings = ServeSettings(
-        served_model_names=tuple(served_model_name or [default_name(model)]),
+        served_model_names=tuple(dict.fromkeys(served_model_name or [default_name(model)])),
         host=host,
         port=port,
         api_keys=tuple(api_key or ()),
