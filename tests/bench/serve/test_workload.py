@@ -68,7 +68,9 @@ def test_burstiness_is_the_shape(burstiness: float) -> None:
 def test_arrivals_at_the_edges() -> None:
     assert offsets(3, math.inf, 1.0, random.Random(0)) == [0.0, 0.0, 0.0]
     assert offsets(5, 3.0, 1.0, random.Random(1)) == offsets(5, 3.0, 1.0, random.Random(1))
-    for rate, burstiness in ((0.0, 1.0), (-1.0, 1.0), (math.nan, 1.0), (1.0, 0.0), (1.0, math.inf)):
+    rates = [(rate, 1.0) for rate in (0.0, -1.0, math.nan, 1e-300)]
+    shapes = [(1.0, burstiness) for burstiness in (0.0, math.inf, math.nan, 1e-300)]
+    for rate, burstiness in (*rates, *shapes):
         with pytest.raises(UsageError, match=r"--request-rate|--burstiness"):
             offsets(1, rate, burstiness, random.Random(0))
 

@@ -8,12 +8,18 @@ import random
 from headrace.errors import UsageError
 
 
+#: Below them, gaps between requests are no longer times that a clock could tell.
+MIN_RATE, MIN_BURSTINESS = 1e-6, 1e-3
+
+
 def check_rate(rate: float, burstiness: float) -> None:
     """Raises UsageError for what is no rate (inf = all at once) or no shape."""
-    if not rate > 0:
-        raise UsageError(f"--request-rate must be above 0, or inf, not {rate:g}.")
-    if not (burstiness > 0 and math.isfinite(burstiness)):
-        raise UsageError(f"--burstiness must be above 0 and finite, not {burstiness:g}.")
+    if not rate >= MIN_RATE:
+        raise UsageError(f"--request-rate must be at least {MIN_RATE:g}, or inf, not {rate:g}.")
+    if not (burstiness >= MIN_BURSTINESS and math.isfinite(burstiness)):
+        raise UsageError(
+            f"--burstiness must be at least {MIN_BURSTINESS:g} and finite, not {burstiness:g}."
+        )
 
 
 def offsets(count: int, rate: float, burstiness: float, rng: random.Random) -> list[float]:
