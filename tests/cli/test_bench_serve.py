@@ -147,6 +147,8 @@ def test_failures_reach_the_exit_code() -> None:
         (["--dataset-name", "novel"], "--dataset-name"),
         (["--extra-body", "[]"], "--extra-body"),
         (["--extra-body", "{"], "--extra-body"),
+        (["--extra-body", '{"a": NaN}'], "--extra-body"),
+        (["--temperature", "nan"], "--temperature"),
         (["--output", "xml"], "--output"),
         (["--save-result", "/nowhere/at/all.json"], "--save-result"),
         (["--base-url", "nonsense://x"], "--base-url"),
@@ -158,6 +160,18 @@ def test_wrong_flags_are_one_sentence(arguments: list[str], message: str) -> Non
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_what_is_no_unicode_is_not_sent(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "lone \\ud800"}\n')
+    with serving(five_tokens) as server:
+        code, _, err = run(
+            "--base-url", server.url, "--dataset-name", "file", "--dataset-path", str(prompts)
+        )
+    assert code == 2
+    assert err.startswith("headrace: A request cannot be written as UTF-8: ")
+    assert r"lone \ud800" in err
 
 
 def test_it_starts_without_anything_heavy() -> None:

@@ -193,6 +193,7 @@ def _object(flag: str, text: str | None) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(text)
+        json.dumps(value, allow_nan=False)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):

@@ -188,6 +188,16 @@ def test_a_trace(tmp_path: Path) -> None:
         (read_prompts, "", "has no prompts"),
         (read_sharegpt, '{"prompt": "x"}', 'no list "conversations"'),
         (lambda p: read_trace(p, IDS, 0), '{"input_length": 3}', 'needs "timestamp"'),
+        (
+            lambda p: read_trace(p, IDS, 0),
+            '{"timestamp": 1e308, "input_length": 3}',
+            'needs "timestamp"',
+        ),
+        (
+            lambda p: read_trace(p, IDS, 0),
+            '{"offset_s": 1%s, "input_length": 3}' % ("0" * 400),
+            'needs "timestamp"',
+        ),
         (lambda p: read_trace(p, IDS, 0), '{"timestamp": 3}', 'neither "input_length"'),
         (
             lambda p: read_trace(p, IDS, 0),

@@ -7,7 +7,6 @@ import random
 
 from headrace.errors import UsageError
 
-
 #: Below them, gaps between requests are no longer times that a clock could tell.
 MIN_RATE, MIN_BURSTINESS = 1e-6, 1e-3
 

@@ -6,7 +6,6 @@ Each line is checked when it is read; an error names the file, the line and what
 from __future__ import annotations
 
 import json
-import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,8 @@ from headrace.errors import UsageError
 _LONGEST = 1 << 20
 #: A trace's hash ids stand for runs of so many tokens (the format of the Mooncake traces).
 HASH_BLOCK = 512
+#: A trace's times lie below: the year 33,658 in milliseconds.
+MAX_TIME = 1e15
 
 
 def read_prompts(path: Path) -> list[Prompt]:
@@ -154,7 +155,7 @@ def _length(where: str, entry: dict[str, Any], *names: str) -> int | None:
 def _time_s(where: str, entry: dict[str, Any]) -> float:
     for name, scale in (("offset_s", 1.0), ("timestamp", 1e-3)):
         value = entry.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_TIME:
             return value * scale
     raise UsageError(f'{where} needs "timestamp" (milliseconds) or "offset_s" (seconds).')
 

@@ -95,8 +95,8 @@ class BodyOptions:
 def make_jobs(
     prompts: Sequence[Prompt], options: BodyOptions, due_s: Sequence[float] | None = None
 ) -> list[Job]:
-    """One job per prompt. Raises UsageError for messages on an endpoint that takes none, or ids on
-    one that takes only text."""
+    """One job per prompt. Raises UsageError for messages on an endpoint that takes none, ids on
+    one that takes only text, and what is no Unicode."""
     times: Sequence[float | None] = due_s or [None] * len(prompts)
     return [
         Job(index, _body(prompt, options), prompt.num_prompt, prompt.max_tokens, due)
@@ -124,4 +124,9 @@ def _body(prompt: Prompt, options: BodyOptions) -> bytes:
         fields["ignore_eos"] = options.ignore_eos
     fields |= options.extra
     fields["stream"] = True
-    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()[:-1]
+    text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+    try:
+        return text.encode()[:-1]
+    except UnicodeEncodeError as error:
+        around = text[max(error.start - 20, 0) : error.end + 20]
+        raise UsageError(f"A request cannot be written as UTF-8: {around!a}.") from None

@@ -89,3 +89,7 @@ class Wanted:
     extra_body: dict[str, Any] = field(default_factory=dict)
     percentiles: tuple[float, ...] = (50, 90, 95, 99)
     targets: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise UsageError(f"--temperature must be 0 or more, not {self.temperature:g}.")
