@@ -30,6 +30,9 @@ MaxModelLen = Annotated[
         "--max-model-len", "-c", help="Context length (prompt + output).", show_default=False
     ),
 ]
+MaxNumSeqs = Annotated[
+    int, typer.Option("--max-num-seqs", "-np", help="Sequences that run together.")
+]
 Threads = Annotated[
     int | None,
     typer.Option("--threads", "-t", help="Threads (default: all usable cores).",

@@ -42,9 +42,7 @@ def serve(
         ),
     ] = None,
     max_model_len: o.MaxModelLen = None,
-    max_num_seqs: Annotated[
-        int, typer.Option("--max-num-seqs", "-np", help="Sequences that run together.")
-    ] = 64,
+    max_num_seqs: o.MaxNumSeqs = 64,
     max_num_batched_tokens: o.ChunkTokens = None,
     kv_cache_memory: o.KVMemory = None,
     kv_cache_dtype: o.KVFormat = "bf16",

@@ -8,16 +8,8 @@ from typing import Any
 from headrace.engine.generation import Generation, Request
 from headrace.engine.outputs import Delta, LogprobEntry
 from headrace.server.job import Job
-from headrace.server.render.answer import (
-    DONE,
-    AnswerOptions,
-    Traces,
-    account,
-    data,
-    dump,
-    json_text,
-    usage,
-)
+from headrace.server.render.answer import AnswerOptions, account, dump, usage
+from headrace.server.render.chunks import Chunks
 from headrace.server.render.logprobs import CompletionLogprobs
 
 
@@ -37,41 +29,20 @@ class CompletionRenderer:
         keep: int | None = None,
     ) -> None:
         self._options = options
-        self._jobs = jobs
         self._num_choices = num_choices
         self._echo = echo
         self._num_top = num_top
         self._keep = keep
-        self._num_told = 0
-        self._num_ended = 0
-        self._traces = Traces() if options.trace else None
         self._unechoed = set() if echo is None else set(range(num_choices))
         self._offsets: dict[int, CompletionLogprobs] = {}
-        self._names: dict[str, Any] = {
-            "id": options.id,
-            "object": "text_completion",
-            "created": options.created,
-            "model": options.model,
-            "system_fingerprint": options.fingerprint,
-        }
-        plain = num_top is None and not (
-            options.continuous_usage or options.token_ids or options.trace
-        )
-        self._plain = self._plain_pieces() if plain else None
+        self._chunks = Chunks(
+            options, jobs, num_choices,
+            kind="text_completion", around=('"text":', ""), plain=num_top is None,
+        )  # fmt: skip
 
     @property
     def id(self) -> str:
         return self._options.id
-
-    def _plain_pieces(self) -> tuple[str, str, str]:
-        """A chunk of plain text around its choice index and its text."""
-        before, after = data({**self._names, "choices": []}).decode().split('"choices":[]')
-        usage_null = ',"usage":null' if self._options.include_usage else ""
-        return (
-            before + '"choices":[{"index":',
-            ',"text":',
-            ',"logprobs":null,"finish_reason":null}]' + usage_null + after,
-        )
 
     # ---- stream -----------------------------------------------------------------------------
 
@@ -80,12 +51,12 @@ class CompletionRenderer:
 
     def chunk(self, job: Job, delta: Delta) -> bytes:
         index = job.first_index + delta.index
-        self._num_told += len(delta.token_ids)
+        self._chunks.num_told += len(delta.token_ids)
         events = b""
         if index in self._unechoed:
             self._unechoed.remove(index)
             events = self._echo_event(index, job)
-        if delta.text or (delta.token_ids and self._plain is None):
+        if delta.text or (delta.token_ids and not self._chunks.plain):
             events += self._content(index, job, delta)
         if delta.finish_reason is not None:
             events += self._finish(index, delta)
@@ -96,47 +67,26 @@ class CompletionRenderer:
         if self._num_top is not None:
             assert job.request is not None
             choice["logprobs"] = self._prompt_logprobs(index, job.request)
-        return self._event(index, choice)
+        return self._chunks.event(index, choice)
 
     def _content(self, index: int, job: Job, delta: Delta) -> bytes:
-        if self._plain is not None:
-            head, middle, tail = self._plain
-            return f"{head}{index}{middle}{json_text(delta.text)}{tail}".encode()
+        if self._chunks.plain:
+            return self._chunks.text(index, delta.text)
         choice: dict[str, Any] = {"text": delta.text}
         if self._num_top is not None:
             choice["logprobs"] = self._lists(index, delta.token_ids, delta.logprobs or [])
-        if self._options.token_ids:
-            choice["token_ids"] = delta.token_ids
-        if self._traces is not None:
-            choice["sampler_trace"] = self._traces.next(job, delta)
-        return self._event(index, choice)
+        return self._chunks.event(index, choice | self._chunks.beside(job, delta))
 
     def _finish(self, index: int, delta: Delta) -> bytes:
-        """The last of them carries the account."""
-        self._num_ended += 1
-        own = account(self._jobs) if self._num_ended == self._num_choices else {}
         ended = {
             "text": "",
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
         }
-        return self._event(index, ended, own)
-
-    def _event(
-        self, index: int, choice: dict[str, Any], own: dict[str, Any] | None = None
-    ) -> bytes:
-        full = {"index": index, "logprobs": None, "finish_reason": None, **choice}
-        event = {**self._names, "choices": [full], **(own or {})}
-        if self._options.continuous_usage:
-            event["usage"] = usage(self._jobs, self._num_told)
-        elif self._options.include_usage:
-            event["usage"] = None
-        return data(event)
+        return self._chunks.finish(index, ended)
 
     def end(self, jobs: Sequence[Job]) -> bytes:
-        if not self._options.include_usage:
-            return DONE
-        return data({**self._names, "choices": [], "usage": usage(jobs)}) + DONE
+        return self._chunks.end(jobs)
 
     # ---- whole ------------------------------------------------------------------------------
 
@@ -146,7 +96,7 @@ class CompletionRenderer:
             assert job.request is not None
             for generation in self._kept(job.request):
                 choices.append(self._choice(len(choices), job, generation))
-        answer = {**self._names, "choices": choices, "usage": usage(jobs), **account(jobs)}
+        answer = {**self._chunks.names, "choices": choices, "usage": usage(jobs), **account(jobs)}
         return dump(answer)
 
     def _kept(self, request: Request) -> list[Generation]:
