@@ -393,7 +393,9 @@ def test_no_candidate_left_ends_the_request_alone() -> None:
     assert "banned" in output.error
 
 
-def test_a_step_that_raises_ends_its_requests_and_not_the_engine() -> None:
+def test_a_step_that_raises_ends_its_requests_and_not_the_engine(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = ToyModel(BOTH)
     engine = make_engine(model, max_num_seqs=2)
     lost = [engine.add(prompt(i, 6), GREEDY.replace(n=1 + i)) for i in range(2)]
@@ -402,6 +404,7 @@ def test_a_step_that_raises_ends_its_requests_and_not_the_engine() -> None:
     deltas = engine.step()
     assert [d.finish_reason for d in deltas] == ["error"]
     assert "planted failure" in (deltas[0].error or "")
+    assert "in step" in caplog.text, "the operator's log has the traceback"
     check_all(engine, model, [lost[1], waiting])
     engine.check_invariants()
 

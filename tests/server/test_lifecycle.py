@@ -171,6 +171,17 @@ def test_a_damaged_model_file(tmp_path: Path) -> None:
     assert "damaged.gguf" in line
 
 
+def test_a_process_of_few_open_files(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nulimit -n 64\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with serving("smollm2-135m", python=python) as server:
+        clients = [RawClient(server.url) for _ in range(12)]  # idle ones
+        assert server.healthy()
+        for client in clients:
+            client.socket.close()
+
+
 def test_a_context_shorter_than_any_chat() -> None:
     names = ("-a", "tiny", "-a", "small", "-a", "tiny")
     with serving("smollm2-135m", "--max-model-len", "2", "--max-num-seqs", "1", *names) as server:

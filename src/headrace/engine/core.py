@@ -32,6 +32,7 @@ from headrace.engine.params import SamplingParams
 from headrace.engine.pooled_rows import PooledRows
 from headrace.engine.pooling import Pooler, PoolingParams
 from headrace.engine.prepare import Preparer
+from headrace.engine.report import report
 from headrace.engine.request import FinishReason, Sequence, Status
 from headrace.engine.scheduler import Plan, Scheduler, StepBudget
 from headrace.engine.scoring import Logits, Observer, PromptScorer, RowScorer
@@ -268,6 +269,7 @@ class Engine:
                 if self._whole_history:
                     self._settle()
                 raise
+            report("a step failed; its requests end with an error")
             deltas = self._fail(plan.sequences, f"The step failed: {error!r}")
             failed = True
         else:

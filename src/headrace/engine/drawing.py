@@ -13,6 +13,7 @@ from headrace.engine import sampler
 from headrace.engine.admission import Vocabulary
 from headrace.engine.generation import Generation, constraint_error, generation_of
 from headrace.engine.outputs import Delta
+from headrace.engine.report import report
 from headrace.engine.request import FinishReason, Sequence, Status
 from headrace.engine.sampler import TokenMask
 from headrace.engine.scheduler import Scheduler
@@ -106,6 +107,7 @@ class Drawing:
         try:
             draws = self._draw_tokens(generations, logits, masks)
         except Exception as error:
+            report("sampling failed; the requests of the step end with an error")
             return [g.end(FinishReason.ERROR, f"Sampling failed: {error!r}") for g in generations]
         now = time.monotonic()
         deltas = []
@@ -119,6 +121,7 @@ class Drawing:
             try:
                 delta = generation.accept(drawn)
             except Exception as error:  # a detokenizer's trouble with one text stays with it
+                report("a text could not be extended; its request ends with an error")
                 what = f"The text could not be extended: {error}"
                 delta = generation.end(FinishReason.ERROR, what)
             deltas.append(delta)

@@ -60,7 +60,7 @@ def serve(settings: ServeSettings, load: Load, *, template: str | None = None) -
     context = Context(settings)
     app = build_app(context)
     limits = ConnectionLimits(
-        reader_s=settings.reader_timeout_s, max_connections=raise_file_limit() - SPARE_FILES
+        reader_s=settings.reader_timeout_s, max_connections=most_connections(raise_file_limit())
     )
     config = uvicorn.Config(
         app,
@@ -96,6 +96,11 @@ def raise_file_limit() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         soft = hard
     return min(soft, 1 << 16) if soft > 0 else 1 << 16
+
+
+def most_connections(num_files: int) -> int:
+    """How many of the process's open files may be connections; some, however few there are."""
+    return max(num_files - SPARE_FILES, num_files // 4)
 
 
 def bind(host: str, port: int) -> socket.socket:
