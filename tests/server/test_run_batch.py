@@ -242,3 +242,22 @@ def test_interrupted_it_leaves_whole_lines(tmp_path: Path) -> None:
     assert out.read_bytes().endswith(b"\n")
     assert run(source, out).returncode == 0
     assert len(answers(out)) == 60
+
+
+@pytest.mark.parametrize("trouble", ["the input is cut", "the output is removed"])
+def test_files_that_change_meanwhile_are_told(tmp_path: Path, trouble: str) -> None:
+    source, out = tmp_path / "in", tmp_path / "out"
+    write(source, [request(7 * number) | {"custom_id": str(number)} for number in range(300)])
+    process = subprocess.Popen(
+        command(source, out, "--max-num-seqs", "2"), stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    )  # fmt: skip
+    wait_for_lines(out, 1, process)
+    if trouble == "the input is cut":
+        os.truncate(source, 0)
+    else:
+        out.unlink()
+    assert process.stderr is not None
+    told = process.stderr.read()
+    assert process.wait(60) == 1
+    assert "ended sooner" in told if out.exists() else f"{out}: the file was removed" in told

@@ -10,6 +10,7 @@ such a ledger is never changed.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -74,12 +75,14 @@ class Ledger:
         self._unsynced = True
 
     def sync(self) -> None:
-        """Makes what was written last through a loss of power. Raises OSError; then so does every
-        later call, since the system tells it only once."""
+        """Makes what was written last through a loss of power. Raises OSError, also when the file
+        was removed; then so does every later call, since the system tells it only once."""
         if self._unsynced and self._lost is None:
             self._unsynced = False
             try:
                 os.fsync(self._file)
+                if os.fstat(self._file).st_nlink == 0:
+                    raise OSError(errno.ENOENT, "the file was removed", str(self.path))
             except OSError as error:
                 self._lost = error
         if self._lost is not None:

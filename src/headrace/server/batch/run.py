@@ -108,8 +108,8 @@ class Batch:
 
     async def answer_all(self, lines: Iterable[Line], report: Callable[[Progress], None]) -> None:
         """Answers every line that is not done. report: called now and then, and at the end. Raises
-        EngineBroke, OSError when the output cannot be written, UsageError when the input changes
-        meanwhile."""
+        EngineBroke, OSError when the output cannot be written, HeadraceError when the input
+        changes meanwhile."""
         waiting = iter(lines)
         ticker = asyncio.create_task(self._tick(report))
         try:
@@ -123,6 +123,11 @@ class Batch:
             await asyncio.gather(ticker, return_exceptions=True)
             self._ledger.sync()
         report(self._progress)
+        if self._progress.done < self._progress.total:
+            raise HeadraceError(
+                f"The input ended sooner than when the run began: {self._progress.done} of "
+                f"{self._progress.total} lines have an answer, and the last may have been cut."
+            )
 
     async def _work(self, lines: Iterator[Line]) -> None:
         """One line after the other."""
