@@ -83,6 +83,20 @@ def test_what_does_not_finish_is_told_why(second: int | None) -> None:
         assert server.process.wait(15) == 0
 
 
+def test_readers_who_do_not_read_hold_up_no_stop() -> None:
+    """What they have not taken by then is cut off, and nothing is logged as an error."""
+    with serving("smollm2-135m", "--drain-timeout", "0") as server:
+        readers = [RawClient(server.url, receive_buffer=4096) for _ in range(2)]
+        for reader in readers:
+            reader.post(PATH, {**LONG, "max_tokens": 4000, "n": 2, "logprobs": 5})
+        end = time.monotonic() + 60
+        while server.json("/load")["paused"] < 4:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        assert server.stop() == 0
+        assert "error:" not in server.log()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_while_loading(number: int) -> None:
     """Does not wait for the model."""

@@ -236,6 +236,15 @@ class Connection(HttpToolsProtocol):
         elif self._phase is Phase.WAITING and waited > limits.idle_s:
             self.transport.close()
 
+    @property
+    def has_unsent(self) -> bool:
+        """Whether bytes wait for the reader."""
+        return self.transport.get_write_buffer_size() > 0
+
+    def cut_off(self) -> None:
+        """Ends the connection, whatever waits for the reader."""
+        self.transport.abort()
+
     def _stuck(self, now_s: float) -> bool:
         """Whether bytes have waited for reader_s without any being taken; also after `close`."""
         unsent = self.transport.get_write_buffer_size()

@@ -218,7 +218,20 @@ class _Run:
                 self._hurried = False
                 door.cancel_all(SHUTDOWN)
                 await self._until_empty(door, GOODBYE_S)
+        await self._until_sent(GOODBYE_S)
         self._server.should_exit = True
+
+    async def _until_sent(self, seconds: float) -> None:
+        """Readers may take what is there; what they have not taken then is not waited for."""
+        connections, end = self._server.server_state.connections, time.monotonic() + seconds
+
+        def unsent() -> list[Connection]:
+            return [c for c in connections if isinstance(c, Connection) and c.has_unsent]
+
+        while unsent() and time.monotonic() < end and not self._hurried:
+            await asyncio.sleep(0.02)
+        for connection in unsent():
+            connection.cut_off()
 
     async def _until_empty(self, door: Door, seconds: float) -> None:
         end = time.monotonic() + seconds
