@@ -152,7 +152,8 @@ def problem_of(flow: Flow) -> ApiError | None:
                 if is_request_fault(generation.error):
                     return invalid(generation.error)
                 if generation.finish_reason.value == "error":
-                    return ApiError(500, generation.error)
+                    what = generation.error.partition(":")[0]  # the log has the inner trouble
+                    return ApiError(500, what if what.endswith(".") else f"{what}.")
     return None
 
 
