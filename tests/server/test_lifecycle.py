@@ -166,6 +166,11 @@ def test_a_port_in_use() -> None:
         (["smollm2-135m", "--host", "a..b"], 2, "a..b"),
         (["no-such-model", "--port", "0"], 1, "no-such-model"),
         (["smollm2-135m", "--port", "0", "--chat-template", "/no/such/file"], 2, "/no/such/file"),
+        (
+            ["smollm2-135m", "--port", "0", "--allow-origin", "http://a.example/"],
+            2,
+            "http://a.example/",
+        ),
         (["smollm2-135m", "--port", "0", "--chat-template", "{% if %}"], 1, "template"),
         (["smollm2-135m", "--reader-timeout", "0"], 2, "reader-timeout"),
         (["smollm2-135m", "--max-body-mib", "inf"], 2, "max-body-mib"),

@@ -58,6 +58,8 @@ def test_an_unknown_model(client: openai.OpenAI) -> None:
         ({"seed": -1}, "seed"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"extra_body": {"tempurature": 1}}, "tempurature"),
+        ({"messages": [{"role": "usr", "content": "Hello"}]}, "messages"),
+        ({"extra_body": {"structured_outputs": {"regx": "a"}}}, "structured_outputs"),
         ({"extra_body": {"mirostat": 2}}, "mirostat"),
     ],
 )
@@ -65,11 +67,29 @@ def test_row_32_a_wrong_field_is_named(
     client: openai.OpenAI, guarded: LiveServer, fields: dict[str, object], param: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model=MODEL, messages=HELLO, **fields)
+        client.chat.completions.create(**{"model": MODEL, "messages": HELLO} | fields)
     assert param in caught.value.message
     assert caught.value.param == param
     assert caught.value.type == "invalid_request_error"
     assert guarded.healthy()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "hint"),
+    [
+        ("/chat/completions", {}, 404, "Did you mean /v1/chat/completions?"),
+        ("/v1/v1/completions", {}, 404, "Did you mean /v1/completions?"),
+        ("/", {}, 404, "/openapi.json"),
+        ("/v1/chat/completions", {"prompt": "x"}, 400, "prompt is for /v1/completions"),
+        ("/v1/completions", {"messages": HELLO}, 400, "messages is for /v1/chat/completions"),
+        ("/v1/responses", {"input": "x", "max_tokens": 1}, 400, "mean max_output_tokens?"),
+        ("/v1/chat/completions", {"messages": [{"role": "usr", "content": "x"}]}, 400, "'usr'"),
+    ],
+)
+def test_a_usual_mistake_is_answered_with_what_was_meant(
+    guarded: LiveServer, path: str, body: dict[str, object], status: int, hint: str
+) -> None:
+    assert hint in guarded.refusal(path, body, status)["message"]
 
 
 def test_row_32_what_cannot_change_the_answer_is_ignored_aloud(client: openai.OpenAI) -> None:

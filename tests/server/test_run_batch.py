@@ -206,7 +206,8 @@ def test_bad_lines_have_error_lines_and_stop_nothing(tmp_path: Path) -> None:
 def test_wrong_use(tmp_path: Path) -> None:
     source, out = tmp_path / "in", tmp_path / "out"
     write(source, [request(0)])
-    assert "is not a file" in run(tmp_path / "none", out).stderr
+    assert "There is no file" in run(tmp_path / "none", out).stderr
+    assert "is not a file" in run(tmp_path, out).stderr
     assert "same file" in run(source, source).stderr
     assert run(source, out).returncode == 0
     write(source, [request(0), request(1)])

@@ -146,7 +146,10 @@ def bench_serve(
     output = "json" if as_json else output
     o.check_output(output)
     if more_targets and not goodput:
-        raise UsageError(f"Unexpected argument {more_targets[0]!r}.")
+        raise UsageError(
+            f"Unexpected argument {more_targets[0]!r}: a server is named by --base-url, a model by "
+            "--model."
+        )
     wanted = Wanted(
         target=parse_target(base_url, api_key=api_key, headers=header, verify=not insecure),
         data=Data(

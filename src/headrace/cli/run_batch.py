@@ -97,6 +97,8 @@ def run_batch(
         max_queued_requests=2 * max_num_seqs * MAX_PROMPTS,
         step_limits=False,
     )
+    if not source.exists():
+        raise UsageError(f"There is no file {source}.")
     if not source.is_file():
         raise UsageError(f"{source} is not a file of requests.")
     with Ledger(target) as ledger:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI
@@ -159,10 +160,19 @@ async def _http(request: Request, error: Exception) -> Response:
     """What the framework itself refuses: an unknown path, a wrong method."""
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"[:200]
-    message = {404: f"There is no route {where}.", 405: f"{where}: this method is not allowed."}
+    message = {
+        404: f"There is no route {where}.{_near_route(request.url.path[:80])}",
+        405: f"{where}: this method is not allowed.",
+    }
     refusal = ApiError(error.status_code, message.get(error.status_code, str(error.detail)))
     refusal.headers = dict(error.headers or {})
     return _respond(refusal)
+
+
+def _near_route(path: str) -> str:
+    """What somebody may have meant who left /v1 out of the base URL, had it twice, or mistyped."""
+    near = difflib.get_close_matches(path, [r for r in (*POST, *GET) if "{" not in r], n=1)
+    return f" Did you mean {near[0]}?" if near else " GET /openapi.json lists them."
 
 
 async def _left(request: Request, error: Exception) -> Response:

@@ -66,6 +66,10 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
+#: One thing under the names of three routes.
+_LENGTHS = ("max_output_tokens", "max_completion_tokens", "max_tokens")
+
+
 def ignored_fields(body: RequestBody) -> list[str]:
     """Names of neutral fields that were given. Raises ApiError for unsupported or unknown ones."""
     ignored = []
@@ -78,7 +82,9 @@ def ignored_fields(body: RequestBody) -> list[str]:
             ignored.append(name)
         else:
             name = name[:80]  # comparing long texts takes long
-            near = difflib.get_close_matches(name, type(body).model_fields, n=1)
+            known = type(body).model_fields
+            near = [other for other in _LENGTHS if name in _LENGTHS and other in known]
+            near = near or difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
             raise invalid(f"Unknown field {name!r}.{hint}", name)
     return ignored

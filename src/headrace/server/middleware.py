@@ -86,7 +86,7 @@ def _digest(key: str) -> bytes:
 
 _NO_KEY = ApiError(
     401,
-    "A valid API key is needed (Authorization: Bearer …).",
+    "A valid API key is needed (Authorization: Bearer KEY).",
     code="invalid_api_key",
     headers={"WWW-Authenticate": "Bearer"},
 )

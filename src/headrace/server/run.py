@@ -218,6 +218,8 @@ class _Run:
                 self._hurried = False
                 door.cancel_all(SHUTDOWN)
                 await self._until_empty(door, GOODBYE_S)
+        else:
+            _LOG.info("stopping")
         await self._until_sent(GOODBYE_S)
         self._server.should_exit = True
 

@@ -63,6 +63,12 @@ class ServeSettings:
             raise UsageError(f"--port must be 0 … 65535, not {self.port}.")
         if not all(key and key.isascii() and key.isprintable() for key in self.api_keys):
             raise UsageError("--api-key must be printable ASCII and not empty.")
+        for origin in self.allow_origins:
+            if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+                raise UsageError(
+                    "--allow-origin must be * or an origin as browsers send it, "
+                    f"http://localhost:3000 without a path or slash, not {origin!r}."
+                )
         if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", self.metrics_prefix):
             raise UsageError(
                 f"--metrics-prefix must be letters, digits and _, not {self.metrics_prefix!r}."

@@ -30,6 +30,8 @@ from headrace.structured.grammar import lark_token
 #: Tokens at the end of a prompt in which the template may have opened the reasoning.
 _TAIL = 8
 
+_ROLES = ("developer", "system", "user", "assistant", "tool")
+
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
@@ -61,7 +63,8 @@ async def dialogue(
     request: ToolRequest,
 ) -> Dialogue:
     """The conversation as this template takes it. Raises PromptError for malformed calls, ApiError
-    for tools where the server reads none."""
+    for unknown roles, and for tools where the server reads none."""
+    _check_roles(messages, template)
     if not needs_style(messages, request):
         return Dialogue(template, messages, None, request, None)
     style = await door.texts.tool_style(template)
@@ -70,6 +73,20 @@ async def dialogue(
     return Dialogue(
         template, style.messages(messages, request), style.tools(request), request, style
     )
+
+
+def _check_roles(messages: Sequence[Mapping[str, Any]], template: ChatTemplate) -> None:
+    """Most templates write any role as it stands, so that a mistyped one would pass unnoticed. A
+    role of its own is one that the template's text quotes."""
+    for number, message in enumerate(messages):
+        role = message.get("role")
+        if not isinstance(role, str) or not role or role in _ROLES:
+            continue
+        shown = role[:40]
+        if f"'{shown}'" not in template.source and f'"{shown}"' not in template.source:
+            raise invalid(
+                f"messages[{number}].role must be {', '.join(_ROLES)}, not {shown!r}.", "messages"
+            )
 
 
 def reading(

@@ -42,7 +42,9 @@ async def find_model(client: Client, wanted: str | None) -> ServedModel:
     if wanted is not None:
         return ServedModel(wanted)
     said = error_message_of(body) if status != 200 else "it lists no model"
-    raise EndpointError(f"{url}/v1/models answers {status}: {said}; name one with --model.")
+    key = status in (401, 403)
+    remedy = "give the key with --api-key or OPENAI_API_KEY" if key else "name one with --model"
+    raise EndpointError(f"{url}/v1/models answers {status}: {said.rstrip('.')}; {remedy}.")
 
 
 def _models(body: bytes) -> list[ServedModel]:

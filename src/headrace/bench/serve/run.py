@@ -95,7 +95,12 @@ async def _warm_up(driver: Driver, jobs: Sequence[Job], wanted: Wanted, watch: W
     await driver.run(jobs, wanted.load.max_concurrency, progress)
     if progress.failed == len(jobs):
         first = progress.records[0]
-        ids = wanted.data.is_random and not wanted.data.text_prompts and wanted.endpoint != CHAT
+        ids = (
+            first.failure in ("http_400", "http_422")
+            and wanted.data.is_random
+            and not wanted.data.text_prompts
+            and wanted.endpoint != CHAT
+        )
         raise EndpointError(
             f"{wanted.target.url}{wanted.endpoint} cannot be measured: {first.failure}: "
             f"{first.detail}"

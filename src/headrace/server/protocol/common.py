@@ -108,13 +108,31 @@ def parse(kind: type[_Body], body: dict[str, Any]) -> _Body:
     try:
         return kind.model_validate({name: v for name, v in body.items() if v is not None})
     except ValidationError as error:
-        raise _refusal(error) from None
+        raise _refusal(error, body) from None
 
 
-def _refusal(error: ValidationError) -> ApiError:
+#: Where the fields belong that are sent to another route by mistake.
+_HOMES = {
+    "prompt": "/v1/completions",
+    "messages": "/v1/chat/completions",
+    "input": "/v1/responses and /v1/embeddings",
+}
+
+
+def _refusal(error: ValidationError, body: dict[str, Any]) -> ApiError:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     path = [str(part) for part in first["loc"] if not str(part).startswith(("constrained-", "fn"))]
     name = path[0] if path else None
     more = error.error_count() - 1
     also = f" ({more} more like this)" if more else ""
-    return invalid(f"{'.'.join(path) or 'body'}: {first['msg']}{also}"[:500], param=name)
+    place = ".".join(path) or "body"
+    match first["type"]:
+        case "missing":
+            hint = next((f"; {field} is for {home}" for field, home in _HOMES.items()
+                         if field in body and field != name), "")  # fmt: skip
+            message = f"{place} is missing{hint}.{also}"
+        case "extra_forbidden":
+            message = f"Unknown field {place!r}.{also}"
+        case _:
+            message = f"{place}: {first['msg']}{also}"
+    return invalid(message[:500], param=name)
