@@ -127,7 +127,11 @@ def run_batch(
         engine = build_engine(opened, options)
         door = Door(settings, opened, engine, str(chat_template) if chat_template else None)
         door.warm_up()
-        asyncio.run(_answer_all(door, ledger, source, display))
+        try:
+            asyncio.run(_answer_all(door, ledger, source, display))
+        except KeyboardInterrupt:
+            display.interrupted()
+            raise
     display.end()
 
 
@@ -182,6 +186,11 @@ class Display:
         if self._terminal:
             print("\r\x1b[2K", end="", file=sys.stderr)
         self._print(_state(self.progress, time.monotonic()))
+
+    def interrupted(self) -> None:
+        """What there is, and how to go on."""
+        self.end()
+        self._print("interrupted; the same command goes on from there")
 
     def _print(self, text: str) -> None:
         print(f"headrace: {text}", file=sys.stderr, flush=True)
