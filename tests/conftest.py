@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
 _skipped: list[str] = []
+
+
+def pytest_configure() -> None:
+    """Whoever starts the suite in the background leaves Ctrl-C ignored, and the commands that tests
+    start would inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
