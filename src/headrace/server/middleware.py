@@ -23,6 +23,8 @@ _LOG = logging.getLogger("headrace.server")
 
 #: Routes that answer without a key.
 OPEN_PATHS = frozenset({"/health"})
+#: Why a request was ended that nobody answers any more.
+FAILED = "the request failed"
 _NAME = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -67,6 +69,8 @@ class Entrance:
             if not visit.status:
                 await _send_error(named, _BUG)
         finally:
+            if visit.flow is not None:
+                visit.flow.cancel(FAILED)  # whatever went wrong, nothing runs on for nobody
             visit.end(scope)
             self._on_end(visit)
 

@@ -19,6 +19,9 @@ from headrace.server.visit import visit_of
 
 #: Longest limit of a request's own, seconds; a longer one is taken for this.
 MAX_TIMEOUT_S = 7 * 86400.0
+#: Of a list in a response header.
+MAX_HEADER_ITEMS = 32
+_MAX_LOOKED_AT = 1000
 
 
 def arrival(request: Request) -> float:
@@ -28,7 +31,20 @@ def arrival(request: Request) -> float:
 
 def ignored_header(ignored: Sequence[str]) -> dict[str, str]:
     """The response header that names the fields without effect."""
-    return {"x-headrace-ignored": ", ".join(ignored)} if ignored else {}
+    return {"x-headrace-ignored": header_list(ignored, ", ")} if ignored else {}
+
+
+def header_list(items: Sequence[str], separator: str) -> str:
+    """Some texts, a client's own words among them, as the value of a header: each once, what a
+    header cannot hold as "?", at most MAX_HEADER_ITEMS of them."""
+    shown = list(dict.fromkeys(map(_plain, items[:_MAX_LOOKED_AT])))
+    if len(shown) > MAX_HEADER_ITEMS:
+        shown[MAX_HEADER_ITEMS:] = ["..."]
+    return separator.join(shown)
+
+
+def _plain(text: str) -> str:
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in text[:200])
 
 
 async def submit(request: Request, read: Reader) -> Response:
@@ -37,13 +53,13 @@ async def submit(request: Request, read: Reader) -> Response:
     body = await json_body(request)
     door = open_door(request)
     intake = await read(door, body, arrival(request))
+    headers = ignored_header(intake.ignored)
+    if intake.warnings:
+        headers["x-headrace-warning"] = header_list(intake.warnings, "; ")
     visit = visit_of(request)
     visit.flow = flow = enter(door, intake, visit.name)
     visit.model = intake.body.model or door.settings.model_name
     visit.answer_id = intake.renderer.id
-    headers = ignored_header(intake.ignored)
-    if intake.warnings:
-        headers["x-headrace-warning"] = "; ".join(intake.warnings)
     if intake.body.stream:
         return StreamAnswer(flow, intake.renderer, headers)
     return await whole_answer(flow, intake.renderer, request.receive, headers)
