@@ -145,7 +145,7 @@ def serving(
             yield server
             server.http.close()
             assert server.stop() == 0, server.log()
-            assert "Traceback" not in server.log(), server.log()
+            assert "Traceback (most recent" not in server.log(), server.log()
         finally:
             process.kill()
             process.wait()
