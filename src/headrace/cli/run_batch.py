@@ -116,13 +116,11 @@ def run_batch(
             block_size=block_size,
             kv_cache_dtype=kv_cache_dtype,
             max_queue=max_num_seqs + settings.max_queued_requests,
-            **o.given(
-                max_model_len=max_model_len,
-                max_num_batched_tokens=max_num_batched_tokens,
-                kv_cache_memory=kv_cache_memory,
-                num_threads=threads,
-                weight_cache=weight_cache,
-            ),
+            max_model_len=max_model_len,
+            max_num_batched_tokens=max_num_batched_tokens,
+            kv_cache_memory=kv_cache_memory,
+            num_threads=threads,
+            weight_cache=weight_cache,
         )
         engine = build_engine(opened, options)
         door = Door(settings, opened, engine, str(chat_template) if chat_template else None)

@@ -63,6 +63,17 @@ def check_request(
         )
 
 
+def check_text_size(num_characters: int, max_model_len: int, max_token_bytes: int) -> None:
+    """Refuses a text that no context could hold before it is tokenized. max_token_bytes: of the
+    vocabulary's longest token. Raises ContextLengthError."""
+    # Composing (NFC) makes at most 4 characters one; a character takes at least a byte.
+    if num_characters > 4 * max_model_len * max_token_bytes:
+        raise ContextLengthError(
+            f"The context limit is {max_model_len} tokens, and the prompt has {num_characters:,} "
+            f"characters, which cannot fit. Shorten it or raise max_model_len."
+        )
+
+
 def _check_prompt(ids: list[int], params: SamplingParams, num_ids: int, limit: int) -> None:
     num_prompt = len(ids)
     if num_prompt == 0:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headrace.engine.admission import check_text_size
 from headrace.engine.config import EngineConfig, EngineOptions
 from headrace.engine.core import Engine
 from headrace.engine.generation import Request
@@ -31,7 +32,7 @@ from headrace.engine.outputs import Delta, RequestOutput
 from headrace.engine.params import SamplingParams
 from headrace.engine.pooling import PoolingParams
 from headrace.engine.prompts import Prompt, TokenPrompt, as_prompt_list, params_list, read_prompt
-from headrace.errors import ContextLengthError, UsageError
+from headrace.errors import UsageError
 from headrace.formats.fetching import Reporter
 from headrace.formats.tokenizer import Tokenizer
 from headrace.structured.compiler import CompiledGrammar, GrammarCompiler
@@ -307,13 +308,7 @@ class LLM:
 
     def _encode_prompt(self, text: str) -> list[int]:
         """Like encode, but a text that no context of this engine could hold is refused first."""
-        # Composing (NFC) makes at most 4 characters one; a character takes at least a byte.
-        limit = self.config.max_model_len
-        if len(text) > 4 * limit * self.tokenizer.max_token_bytes:
-            raise ContextLengthError(
-                f"The context limit is {limit} tokens, and the prompt has {len(text):,} "
-                f"characters, which cannot fit. Shorten it or raise max_model_len."
-            )
+        check_text_size(len(text), self.config.max_model_len, self.tokenizer.max_token_bytes)
         return self.encode(text)
 
     def _run(

@@ -19,7 +19,7 @@ from headrace.server.context import Context
 from headrace.server.document import (
     ERROR_RESPONSE,
     STREAM_RESPONSE,
-    add_definitions,
+    DocumentedApp,
     body_of,
     path_parameters,
 )
@@ -90,7 +90,8 @@ def build_app(context: Context) -> FastAPI:
                 expose_headers=["x-request-id", "x-headrace-ignored", "x-headrace-warning"],
             ),
         )
-    app = FastAPI(
+    app = DocumentedApp(
+        [model for _, model in POST.values()],
         title="Headrace",
         version=__version__,
         docs_url=None,  # its page would load scripts from elsewhere
@@ -120,7 +121,6 @@ def build_app(context: Context) -> FastAPI:
             responses={**(STREAM_RESPONSE if _streams(model) else {}), **ERROR_RESPONSE},
             openapi_extra=body_of(model),
         )
-    add_definitions(app, [model for _, model in POST.values()])
     _add_error_handlers(app)
     return app
 

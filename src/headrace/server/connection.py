@@ -254,6 +254,16 @@ class Connection(HttpToolsProtocol):
         return now_s - self._unsent_since > self._limits.reader_s
 
 
+def connection_type(limits: ConnectionLimits) -> type[Connection]:
+    """Connections under these limits, as uvicorn makes them: from a class."""
+
+    class BoundedConnection(Connection):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(limits, *args, **kwargs)
+
+    return BoundedConnection
+
+
 async def watch_time(connections: set[Any], interval_s: float = SWEEP_INTERVAL_S) -> None:
     """Keeps looking at all connections of a server until it is cancelled."""
     while True:

@@ -6,6 +6,7 @@ in another shape); so what they take is told here. No behaviour.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import FastAPI
@@ -63,18 +64,24 @@ def path_parameters(path: str) -> dict[str, Any]:
     }
 
 
-def add_definitions(app: FastAPI, models: list[type[BaseModel]]) -> None:
-    """Makes the app's document hold the schemas of the bodies and all that they refer to."""
-    plain = app.openapi
+class DocumentedApp(FastAPI):
+    """An application whose document holds the schemas of its bodies and all that they refer to.
 
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            schemas = plain().setdefault("components", {}).setdefault("schemas", {})
-            for model in models:
-                schema = model.model_json_schema(ref_template=_REF)
-                schemas.update(schema.pop("$defs", {}))
-                schemas[model.__name__] = schema
-        assert app.openapi_schema is not None
-        return app.openapi_schema
+    bodies: the models of the bodies.
+    """
 
-    app.openapi = openapi  # type: ignore[method-assign]
+    def __init__(self, bodies: Iterable[type[BaseModel]], **options: Any) -> None:
+        super().__init__(**options)
+        self._bodies = tuple(bodies)
+
+    def openapi(self) -> dict[str, Any]:
+        """The document; made once."""
+        if self.openapi_schema is not None:
+            return self.openapi_schema
+        document = super().openapi()
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        for model in self._bodies:
+            schema = model.model_json_schema(ref_template=_REF)
+            schemas.update(schema.pop("$defs", {}))
+            schemas[model.__name__] = schema
+        return document

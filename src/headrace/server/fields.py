@@ -29,9 +29,9 @@ MAX_TRACED = 1 << 14
 NEUTRAL = frozenset({
     "user", "metadata", "service_tier", "store", "prompt_cache_key", "prompt_cache_retention",
     "safety_identifier", "request_id", "cache_salt", "cache_prompt", "id_slot",
-    "kv_transfer_params", "spaces_between_special_tokens", "timings_per_token", "mirostat_tau",
+    "kv_transfer_params", "timings_per_token", "mirostat_tau",
     "mirostat_eta", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
-    "dry_sequence_breakers", "xtc_threshold", "dynatemp_exponent", "include_reasoning",
+    "dry_sequence_breakers", "xtc_threshold", "dynatemp_exponent",
 })  # fmt: skip
 #: Field → the values with which it does nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -44,6 +44,8 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1, 1.0),
     "echo": (False,),
     "return_progress": (False,),
+    "include_reasoning": (True,),
+    "spaces_between_special_tokens": (True,),
     "logprob_token_ids": ([],),
     "n_probs": (0,),
     "samplers": (),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import os
 import signal
@@ -24,7 +23,12 @@ from headrace.engine.core import Engine
 from headrace.engine.model import OpenModel
 from headrace.errors import HeadraceError, UsageError
 from headrace.server.app import build_app
-from headrace.server.connection import Connection, ConnectionLimits, watch_time
+from headrace.server.connection import (
+    Connection,
+    ConnectionLimits,
+    connection_type,
+    watch_time,
+)
 from headrace.server.context import Context
 from headrace.server.door import Door
 from headrace.server.respond import SHUTDOWN
@@ -64,7 +68,7 @@ def serve(settings: ServeSettings, load: Load, *, template: str | None = None) -
     )
     config = uvicorn.Config(
         app,
-        http=functools.partial(Connection, limits),  # type: ignore[arg-type]
+        http=connection_type(limits),
         ws="none",
         lifespan="off",
         log_config=None,

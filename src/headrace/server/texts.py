@@ -11,9 +11,9 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from headrace.engine.admission import check_text_size
 from headrace.engine.model import OpenModel
 from headrace.errors import (
-    ContextLengthError,
     HeadraceError,
     ModelFileError,
     PromptError,
@@ -147,12 +147,7 @@ class Texts:
         return size + len(str(options.get("variables") or ""))
 
     def _check_size(self, num_characters: int) -> None:
-        limit = self._max_model_len
-        if num_characters > 4 * limit * self.tokenizer.max_token_bytes:
-            raise ContextLengthError(
-                f"The context limit is {limit} tokens, and the prompt has {num_characters:,} "
-                f"characters, which cannot fit. Shorten it or raise --max-model-len."
-            )
+        check_text_size(num_characters, self._max_model_len, self.tokenizer.max_token_bytes)
 
     def _blaming(self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """A template that fails on a request's messages is the request's trouble."""
