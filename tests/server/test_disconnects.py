@@ -83,16 +83,16 @@ def test_at_every_moment(server: LiveServer, leave: Callable[[RawClient], None])
                     client.send(request("POST", PATH, LONG)[:-20])
                 case "prefill":
                     client.post(PATH, PROMPT)
-                    wait_for(lambda: load(server) >= 1)
+                    wait_for(lambda: load(server) == 2)  # the neighbour's and this one
                 case "decode":
                     client.post(PATH, LONG)
                     assert b"data: " in client.peek(2000)
                 case "whole":
                     client.post(PATH, WHOLE)
-                    time.sleep(0.1)
+                    wait_for(lambda: load(server) == 2)
                 case "ahead":
                     client.send(request("POST", PATH, WHOLE) * 3)
-                    time.sleep(0.1)
+                    wait_for(lambda: load(server) == 2)
             leave(client)
             assert gone(server, others=1), f"{moment}: still there"
             client.socket.close()
