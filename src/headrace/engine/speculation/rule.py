@@ -23,7 +23,7 @@ from headrace.native._core import Pool
 
 
 @dataclass(frozen=True, slots=True)
-class TestedRow:
+class DraftRow:
     """One row of a round. state: of the sample, at this position. position: absolute, of the token
     to draw. draft: the token that is tested; drawn_from: its distribution, None = a point mass.
     mask: ids that the constraint allows here, None = any."""
@@ -39,7 +39,7 @@ class AcceptanceRule(Protocol):
     """Draws the tokens of tested rows. Stateless: noise is keyed by seed, position and stream."""
 
     def draw(
-        self, logits: Logits, rows: Sequence[TestedRow], num_ids: int, pool: Pool | None
+        self, logits: Logits, rows: Sequence[DraftRow], num_ids: int, pool: Pool | None
     ) -> list[Drawn]:
         """logits: float32 [len(rows), V], the target's. A token for each row, with the logprobs and
         the trace that its request wants, always of the target. Mutates nothing."""
@@ -50,7 +50,7 @@ class CoupledRule:
     """The target's own draw; see the module's text."""
 
     def draw(
-        self, logits: Logits, rows: Sequence[TestedRow], num_ids: int, pool: Pool | None
+        self, logits: Logits, rows: Sequence[DraftRow], num_ids: int, pool: Pool | None
     ) -> list[Drawn]:
         """See AcceptanceRule."""
         masks = [row.mask for row in rows]
