@@ -56,9 +56,11 @@ class SpeculationAccount:
 @dataclass(frozen=True, slots=True)
 class Round:
     """A sequence's part in one step. num_tokens: that it gained (accepted drafts and, unless it
-    ended at one of them, one token of the target). account: of its request."""
+    ended at one of them, one token of the target). account: of its request. sample_index: which of
+    its samples."""
 
     request_id: int
+    sample_index: int
     account: SpeculationAccount
     num_drafted: int
     num_tested: int

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.engine.speculation.account import Round
-from headrace.engine.speculation.drafter import Ask
+from headrace.engine.speculation.drafter import Ask, Draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,11 @@ class Controller(Protocol):
         """γ for each ask, 0 … ask.limit. num_running: sequences that run, these included."""
         ...
 
+    def cut(self, asks: Sequence[Ask], drafts: Sequence[Draft]) -> None:
+        """Shortens drafts that are not worth their rows; called with what the drafter made of the
+        asks of `num_drafts`, before scheduling. Looks at lengths and grades only."""
+        ...
+
     def observe(self, rounds: Sequence[Round], cost: StepCost) -> None:
         """After every step while somebody speculates; rounds: of the sequences asked about that
         took part, those that got no draft included. May write the gains of round.account."""
@@ -54,6 +59,9 @@ class FixedController:
     def num_drafts(self, asks: Sequence[Ask], num_running: int) -> list[int]:
         """See Controller."""
         return [min(self._num_drafts, ask.limit) for ask in asks]
+
+    def cut(self, asks: Sequence[Ask], drafts: Sequence[Draft]) -> None:
+        """Shortens nothing."""
 
     def observe(self, rounds: Sequence[Round], cost: StepCost) -> None:
         """Learns nothing."""

@@ -17,6 +17,9 @@ import numpy.typing as npt
 
 from headrace.engine.generation import Generation
 
+#: Grades of draft tokens that a drafter may tell apart.
+NUM_GRADES = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
@@ -41,10 +44,21 @@ class Ask:
 @dataclass(slots=True)
 class Draft:
     """Proposed tokens, the next one first; none is fine. distributions: of each, where the ask
-    wanted them; None = each token was certain (a point mass)."""
+    wanted them; None = each token was certain (a point mass). grades: of each token a small number,
+    0 … NUM_GRADES − 1, for how it was found; the controller learns what each grade is worth. None =
+    all are alike."""
 
     tokens: list[int]
     distributions: list[Distribution] | None = None
+    grades: list[int] | None = None
+
+    def cut(self, num_tokens: int) -> None:
+        """Keeps the first num_tokens at most."""
+        del self.tokens[num_tokens:]
+        if self.distributions is not None:
+            del self.distributions[num_tokens:]
+        if self.grades is not None:
+            del self.grades[num_tokens:]
 
 
 class Drafter(Protocol):
