@@ -54,6 +54,16 @@ class Script:
 
     def copy_blocks(self, group: int, pairs: Sequence[tuple[int, int]]) -> None: ...
 
+    @property
+    def kv_identity(self) -> str:
+        raise NotImplementedError
+
+    def read_block(self, group: int, block: int) -> npt.NDArray[np.uint8]:
+        raise NotImplementedError
+
+    def write_block(self, group: int, block: int, data: npt.NDArray[np.uint8]) -> None:
+        raise NotImplementedError
+
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
         out = np.zeros((len(batch.logit_rows), self._vocab), np.float32)
         for i, row in enumerate(batch.logit_rows.tolist()):

@@ -108,6 +108,19 @@ class ToyModel:
             ]
             self.num_copied += 1
 
+    @property
+    def kv_identity(self) -> str:
+        return "toy"
+
+    def read_block(self, group: int, block: int) -> npt.NDArray[np.uint8]:
+        return self._block(group, block).view(np.uint8)
+
+    def write_block(self, group: int, block: int, data: npt.NDArray[np.uint8]) -> None:
+        self._block(group, block)[:] = data.view(np.int64)
+
+    def _block(self, group: int, block: int) -> npt.NDArray[np.int64]:
+        return self.memory[group][block * self.block_size : (block + 1) * self.block_size]
+
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
         self._check(batch)
         if self.fail_next is not None:

@@ -4,6 +4,7 @@ models and in test_native_oracle.py."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -153,6 +154,35 @@ def test_copied_blocks_hold_the_same_positions() -> None:
         native.copy_blocks(1, [(0, 200)])
     with pytest.raises(UsageError, match="no KV group 2"):
         native.copy_blocks(2, [(0, 1)])
+
+
+def test_read_blocks_written_elsewhere_hold_the_same_positions() -> None:
+    """A request goes on with the same bits on another executor that was given its blocks."""
+    native, other = model(), model()
+    (first,), _ = streams((60,), 2, B, VOCAB)
+    native.run(batch_of([(first, 37)], B))
+    assert native.kv_identity == other.kv_identity
+    moved = Stream(first.ids, tuple(table + 100 for table in first.blocks), first.done)
+    for group in range(2):
+        for source, target in zip(first.blocks[group][:3], moved.blocks[group][:3], strict=True):
+            other.write_block(group, int(target), native.read_block(group, int(source)).copy())
+    alone = native.run(batch_of([(first, 23)], B)).tobytes()
+    assert other.run(batch_of([(moved, 23)], B)).tobytes() == alone
+
+
+@pytest.mark.parametrize(
+    ("fmt", "digest"), [(KVFormat.BF16, "a26911cc79d8e754"), (KVFormat.F32, "842b6c6862ab9429")]
+)
+def test_the_layout_of_stored_blocks(fmt: KVFormat, digest: str) -> None:
+    """Saved blocks are read by later versions: who changes these bytes also changes KV_LAYOUT (or
+    NUMERICS_ID), and then these hashes."""
+    native = NativeModel(small_program(), num_threads=1)
+    native.allocate_kv([4, 4], 32, fmt)
+    (stream,), _ = streams((64,), 2, 32, VOCAB)
+    native.run(batch_of([(Stream(stream.ids, (np.arange(2), np.arange(2))), 64)], 32))
+    assert native.kv_identity == "headrace-1/tile128/segment512/layout1"
+    data = b"".join(native.read_block(g, b).tobytes() for g in range(2) for b in range(2))
+    assert hashlib.sha256(data).hexdigest()[:16] == digest
 
 
 def test_blocks_behind_the_window_may_be_freed() -> None:

@@ -172,9 +172,11 @@ def test_copied_blocks_carry_every_layer(tmp_path: Path) -> None:
     for position, token in enumerate((9, 8)):
         step(token, position, block=2)
     executor.copy_blocks(0, [(2, 0)])
+    executor.write_block(0, 1, executor.read_block(0, 2))
     first = step(7, 2, block=2)
-    step(200, 2, block=2)  # writing to the original leaves the copy alone
-    np.testing.assert_array_equal(step(7, 2, block=0), first)
+    step(200, 2, block=2)  # writing to the original leaves the copies alone
+    for copy in (0, 1):
+        np.testing.assert_array_equal(step(7, 2, block=copy), first)
 
 
 def test_a_full_layer_of_a_mixed_model_still_sees_what_the_window_lost(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +19,15 @@ import pytest
 from headrace.errors import UsageError
 from headrace.native import _core
 from headrace.ops import weight_file
+from headrace.ops.contract import Ops, V
 from headrace.ops.packed import NATIVE_FORMATS, pack_all
 from headrace.ops.quantize import quantized
 from headrace.ops.weight_cache import WeightCache, directory_of
 from headrace.ops.weight_file import SUFFIX
-from headrace.ops.weight_key import weights_key
+from headrace.ops.weight_key import content_key, weights_key
 from headrace.quant.formats import F32, FORMATS, Q4_0, Q4_K, Q8_0
 from headrace.quant.tensor import HostTensor
+from small_program import SmallProgram, small_program
 
 ROOT = Path(__file__).parents[2]
 
@@ -432,3 +435,31 @@ def test_the_checksum_does_not_depend_on_threads_and_sees_every_byte() -> None:
     assert _core.checksum(swapped) != whole
     sizes = {_core.checksum(np.zeros(n, np.uint8)) for n in range(200)}
     assert len(sizes) == 200
+
+
+def test_a_model_has_the_key_of_its_content() -> None:
+    program = small_program()
+    key = content_key(program, 1)
+    assert key == content_key(small_program(), 2)
+    others = []
+    name, tensor = "0.up", program.weights["0.up"]
+    for byte in (0, tensor.num_bytes // 3, tensor.num_bytes - 1):
+        data = tensor.data.copy()
+        data.reshape(-1)[byte] ^= 1
+        changed = {**program.weights, name: replace(tensor, data=data)}
+        others.append(replace(program, weights=changed))
+    swapped = {**program.weights, "0.up": program.weights["0.gate"], "0.gate": tensor}
+    ordered = replace(tensor, row_order=np.arange(tensor.rows, dtype=np.int32)[::-1])
+    others += [
+        replace(program, weights=swapped),
+        replace(program, weights={**program.weights, name: ordered}),
+        OtherConstant(program.weights),
+    ]
+    assert len({key, *(content_key(other, 1) for other in others)}) == 1 + len(others)
+
+
+class OtherConstant(SmallProgram):
+    """The same weights in a program that differs by one number."""
+
+    def _head(self, ops: Ops[V], x: V) -> None:
+        ops.output("logits", ops.soft_cap(ops.linear(ops.rms_norm(x, "norm", 1e-5), "embed"), 9.0))

@@ -51,6 +51,21 @@ class Executor(Protocol):
         """Copies whole blocks (source, destination) in every layer of `group` (copy-on-write)."""
         ...
 
+    @property
+    def kv_identity(self) -> str:
+        """What the bytes of a stored block follow from besides model, number format and block size:
+        the arithmetic and the layout. Blocks of another identity must never be used."""
+        ...
+
+    def read_block(self, group: int, block: int) -> npt.NDArray[np.uint8]:
+        """The bytes of a block over all layers of `group`: uint8 [block bytes], a view or a copy,
+        valid until the next call. Their number depends on group, format and block size alone."""
+        ...
+
+    def write_block(self, group: int, block: int, data: npt.NDArray[np.uint8]) -> None:
+        """Gives a block the bytes that `read_block` gave, of this executor or of an equal one."""
+        ...
+
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Runs one step: logits float32 [len(batch.logit_rows), V], valid until the next call.
 

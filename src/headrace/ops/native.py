@@ -22,6 +22,7 @@ from headrace.ops.contract import Rows
 from headrace.ops.fuse import fuse
 from headrace.ops.kv import KVFormat, KVGroupSpec
 from headrace.ops.lower import NATIVE_KV_FORMATS, Lowering, new_program
+from headrace.ops.numerics import KV_LAYOUT, NUMERICS_ID
 from headrace.ops.packed import PackedWeights, Packer, activation_kind
 from headrace.ops.program import Program
 from headrace.ops.record import record
@@ -167,6 +168,26 @@ class NativeModel:
                 self._program.copy_block(group, source, destination)
         except ValueError as error:
             raise UsageError(f"KV cache: {error}.") from error
+
+    @property
+    def kv_identity(self) -> str:
+        """See Executor."""
+        return f"{NUMERICS_ID}/{KV_LAYOUT}"
+
+    def read_block(self, group: int, block: int) -> npt.NDArray[np.uint8]:
+        """See Executor: a view."""
+        return self._block(group, block).reshape(-1)
+
+    def write_block(self, group: int, block: int, data: npt.NDArray[np.uint8]) -> None:
+        """See Executor."""
+        view = self._block(group, block)
+        view[:] = data.reshape(view.shape)
+
+    def _block(self, group: int, block: int) -> npt.NDArray[np.uint8]:
+        """The KV memory of a block, uint8 [layers, bytes]: its layers lie together."""
+        pages: npt.NDArray[np.uint8] = self._program.kv_bytes(group)
+        assert 0 <= block < pages.shape[1], f"block {block} of group {group}"
+        return pages[:, block]
 
     def run(self, batch: Batch) -> Floats:
         """See Executor. Raises UsageError naming the array and the value that does not fit;

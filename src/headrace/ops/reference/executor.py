@@ -63,6 +63,14 @@ class KVPages:
                     block = pages[source * size : (source + 1) * size]
                     pages[destination * size : (destination + 1) * size] = block
 
+    def block(self, group: int, block: int) -> list[Tensor]:
+        """Views of a block's rows: keys and values of each layer of the group."""
+        rows = slice(block * self.block_size, (block + 1) * self.block_size)
+        return [
+            memory[place][rows] for place in self._k if place[0] == group
+            for memory in (self._k, self._v)
+        ]  # fmt: skip
+
 
 class PagedStore:
     """The `KVStore` of one step: writes through the batch's slots, reads through its tables."""
@@ -146,6 +154,28 @@ class ReferenceExecutor:
         assert self._pages is not None, "allocate_kv comes first"
         for source, destination in pairs:
             self._pages.copy(group, source, destination)
+
+    @property
+    def kv_identity(self) -> str:
+        """See `Executor`. The libraries under torch may round otherwise with every version."""
+        return f"reference/{self._dtype}/torch-{torch.__version__}"
+
+    def read_block(self, group: int, block: int) -> npt.NDArray[np.uint8]:
+        """See `Executor`: a copy."""
+        assert self._pages is not None, "allocate_kv comes first"
+        parts = [part.view(torch.uint8).reshape(-1) for part in self._pages.block(group, block)]
+        data: npt.NDArray[np.uint8] = torch.cat(parts).numpy()
+        return data
+
+    def write_block(self, group: int, block: int, data: npt.NDArray[np.uint8]) -> None:
+        """See `Executor`."""
+        assert self._pages is not None, "allocate_kv comes first"
+        at = 0
+        for part in self._pages.block(group, block):
+            memory = part.view(torch.uint8)
+            piece = data[at : at + memory.numel()]
+            memory.copy_(torch.from_numpy(piece.copy()).reshape(memory.shape))
+            at += memory.numel()
 
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
         """See `Executor`."""
