@@ -55,9 +55,14 @@ def philox(counter: list[int], key: int) -> list[int]:
     return [c0, c1, c2, c3]
 
 
-def gumbel(seed: int, position: int, sample_index: int, token: int) -> float:
-    word = philox([token >> 2, position, sample_index, 0], seed)[token & 3]
+def gumbel(seed: int, position: int, sample_index: int, token: int, stream: int = 0) -> float:
+    word = philox([token >> 2, position, sample_index, stream], seed)[token & 3]
     return -ln(-ln((word + 0.5) / 2.0**32))
+
+
+def uniform(seed: int, position: int, sample_index: int, stream: int) -> float:
+    first, second = philox([0, position, sample_index, stream], seed)[:2]
+    return ((first << 20 | second >> 12) + 0.5) / 2.0**52
 
 
 @dataclass
@@ -165,8 +170,9 @@ class Draw:
 
 
 def draw(
-    row, num_ids, p, prompt, output, stop_ids, seed, sample_index, position, mask=None
+    row, num_ids, p, prompt, output, stop_ids, seed, sample_index, position, mask=None, stream=0
 ) -> Draw:
+    """A draw of a stream: 0 = text, 1 = drafts."""
     values = [float(x) for x in row[:num_ids]]
     if any(math.isnan(v) or v == math.inf for v in values) or all(v == NEVER for v in values):
         return Draw("NON_FINITE")
@@ -178,7 +184,7 @@ def draw(
         if not d.z:
             return Draw("NO_CANDIDATES")
         after.append(Distribution(dict(d.z), num_ids, d.ranked))
-    best = max(d.z, key=lambda i: (d.z[i] + gumbel(seed, position, sample_index, i), -i))
+    best = max(d.z, key=lambda i: (d.z[i] + gumbel(seed, position, sample_index, i, stream), -i))
     return Draw("OK", best, Distribution(z, num_ids), d, after)
 
 
@@ -188,6 +194,49 @@ def logprobs(d: Distribution, token: int, top_n: int):
     order = d.order()
     value = {i: (d.z[i] - top) - ln(total) for i in order}
     return value[token], order.index(token) + 1, [(i, value[i]) for i in order[:top_n]]
+
+
+def probabilities(d: Distribution) -> dict[int, float]:
+    """id → probability, where it is above 0; ids ascending."""
+    _, total, _ = d.weigh()
+    every = {i: d.weights[i] / total for i in sorted(d.z)}
+    return {i: p for i, p in every.items() if p > 0.0}
+
+
+def kept_with(q: float, p: float) -> float:
+    """Probability that a draft is kept."""
+    if q <= 0.0:
+        return 0.0
+    return 1.0 if q >= p else q / p
+
+
+def residual(q: dict[int, float], p: dict[int, float]) -> dict[int, float]:
+    """max(q − p, 0), not normalised; q itself where nothing is left."""
+    rest = {i: x - p.get(i, 0.0) if x > p.get(i, 0.0) else 0.0 for i, x in q.items()}
+    return rest if sum(rest.values()) > 0.0 else q
+
+
+def pick(weights: dict[int, float], u: float) -> int:
+    """The first id at which the sum by id exceeds u times the whole."""
+    total = 0.0
+    for w in weights.values():
+        total = total + w
+    reached, last = 0.0, -1
+    for i, w in weights.items():
+        if w > 0.0:
+            reached, last = reached + w, i
+            if reached > u * total:
+                break
+    return last
+
+
+def reject(
+    q: dict[int, float], p: dict[int, float], draft: int, seed: int, position: int, index: int
+) -> int:
+    """The rejection rule: q, p by ascending id; p = {draft: 1.0} for a draft without chance."""
+    if uniform(seed, position, index, 2) < kept_with(q.get(draft, 0.0), p[draft]):
+        return draft
+    return pick(residual(q, p), uniform(seed, position, index, 3))
 
 
 def bits(x: float) -> bytes:

@@ -30,6 +30,7 @@ SnapshotTuple = tuple[int, float, float, list[tuple[int, float]]]
 TraceTuple = tuple[SnapshotTuple, list[tuple[int, bool, SnapshotTuple]]]
 
 __all__ = [
+    "DraftedToken",
     "Drawn",
     "RowStatus",
     "SampledToken",
@@ -122,6 +123,9 @@ TokenMask = npt.NDArray[np.uint32]
 #: A plain token where there is nothing more to say of the row.
 Drawn = int | SampledToken
 
+#: A drafted token with the ids and probabilities it was drawn from; None = it was certain.
+DraftedToken = tuple[int, tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]] | None]
+
 
 def draw(
     logits: npt.NDArray[np.float32],
@@ -130,6 +134,7 @@ def draw(
     num_ids: int,
     pool: Pool | None = None,
     masks: Sequence[TokenMask | None] | None = None,
+    drafts: Sequence[DraftedToken | None] | None = None,
 ) -> list[Drawn]:
     """Draws one token per row. Mutates nothing; call `accept` on the states yourself.
 
@@ -137,9 +142,10 @@ def draw(
     number of tokens before it. num_ids ≤ V: ids at and above it (a padded vocabulary) can never be
     drawn and have no part in any probability. pool: workers that share the rows; changes no bit.
     masks: None, or per row None or a TokenMask; what it leaves out is no candidate from the bias
-    stage on. Releases the interpreter lock.
+    stage on. drafts: None, or per row None or a draft that the rejection rule decides on instead
+    of a draw (speculation/rejection.py). Releases the interpreter lock.
     """
-    draws: list[Drawn] = _core.sample(logits, states, positions, num_ids, pool, masks)
+    draws: list[Drawn] = _core.sample(logits, states, positions, num_ids, pool, masks, drafts)
     for i, drawn in enumerate(draws):
         if isinstance(drawn, tuple):
             token, code, score, trace = drawn

@@ -4,7 +4,7 @@
            token == draft[j]: accepted, on to row j + 1        otherwise: the round ends with it
 
 So a rule only draws. Coupled: the target's own token, with the request's own noise: the text is
-that of plain decoding whatever the draft. Rejection (another file): the draft with probability
+that of plain decoding whatever the draft. Rejection (rejection.py): the draft with probability
 min(1, q/p), else a token of the residual, which never is the draft: the distribution is the
 target's. The row behind the last draft, and every row without drafts, is drawn plainly.
 """

@@ -1,5 +1,6 @@
-// headrace.native._core: SamplerParams, SamplerState, sample, token_logprobs. Checks shapes and
-// ranges, releases the interpreter lock around the work, and returns plain Python values.
+// headrace.native._core: SamplerParams, SamplerState, sample, propose, token_logprobs.
+// Checks shapes and ranges, releases the interpreter lock around the work, and returns plain Python
+// values.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -17,6 +18,7 @@
 #include "bind.h"
 #include "dispatch.h"
 #include "pool.h"
+#include "rejection.h"
 #include "sampler.h"
 
 namespace headrace {
@@ -30,6 +32,11 @@ using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cp
 using Words = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Masks = std::optional<std::vector<std::optional<Words>>>;
 using Pairs = std::vector<std::pair<int32_t, double>>;
+using Doubles = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+// A draft: its token, and the ids and probabilities it was drawn from, or None for all mass on it.
+using Listed = std::pair<Ids, Doubles>;
+using Proposed = std::pair<int32_t, std::optional<Listed>>;
+using Drafts = std::optional<std::vector<std::optional<Proposed>>>;
 
 const Passes& choose_passes() {
   const std::string isa = choose_kernels(std::nullopt).isa;
@@ -152,9 +159,16 @@ std::vector<const uint32_t*> words_of(const Masks& masks, size_t num_rows, int64
   return words;
 }
 
-nb::list sample(Logits logits, const std::vector<SamplerState*>& states,
-                const std::vector<int64_t>& positions, int64_t num_ids, Pool* pool,
-                const Masks& masks) {
+// The arguments that every choice of tokens has, checked.
+struct Rows {
+  size_t size, vocabulary;
+  int64_t num_ids;
+  const float* logits;
+  std::vector<const uint32_t*> words;
+};
+
+Rows check_rows(const Logits& logits, const std::vector<SamplerState*>& states,
+                const std::vector<int64_t>& positions, int64_t num_ids, const Masks& masks) {
   const size_t n = logits.shape(0), vocabulary = logits.shape(1);
   if (states.size() != n || positions.size() != n)
     throw std::invalid_argument("logits has " + std::to_string(n) + " rows, states " +
@@ -166,27 +180,113 @@ nb::list sample(Logits logits, const std::vector<SamplerState*>& states,
     if (positions[i] < 0 || positions[i] > 0xffffffffll)
       throw std::invalid_argument("a position is not in 0 … 2^32 - 1");
   }
-  const std::vector<const uint32_t*> words = words_of(masks, n, num_ids);
+  return {n, vocabulary, num_ids, logits.data(), words_of(masks, n, num_ids)};
+}
+
+// Chooses a token for every row; choice(i) says how. Without the interpreter lock.
+template <class How>
+std::vector<RowResult> choose_all(const Rows& rows, const std::vector<SamplerState*>& states,
+                                  const std::vector<int64_t>& positions, Pool* pool, How&& choice) {
   const Passes& passes = choose_passes();
-  std::vector<RowResult> results(n);
-  {
-    nb::gil_scoped_release release;
-    for_rows(pool, n, num_ids, [&](size_t i) {
-      results[i] = sample_row(logits.data() + i * vocabulary, num_ids, *states[i], words[i],
-                              static_cast<uint32_t>(positions[i]), passes, thread_scratch());
-    });
-  }
-  nb::list draws;
+  std::vector<RowResult> results(rows.size);
+  const nb::gil_scoped_release release;
+  for_rows(pool, rows.size, rows.num_ids, [&](size_t i) {
+    results[i] =
+        sample_row(rows.logits + i * rows.vocabulary, rows.num_ids, *states[i], rows.words[i],
+                   static_cast<uint32_t>(positions[i]), choice(i), passes, thread_scratch());
+  });
+  return results;
+}
+
+// The token, or (token, status, score or None, trace or None) where there is more to say.
+nb::object drawn(const RowResult& r, const SamplerState& state) {
+  const bool asked = state.params().num_logprobs >= 0 && r.status == Status::Ok;
+  if (r.status == Status::Ok && !asked && !r.traced) return nb::cast(r.token);
+  return nb::make_tuple(r.token, static_cast<int>(r.status), asked ? scored(r) : nb::none(),
+                        trace(r));
+}
+
+// A numpy array that owns what the vector held.
+template <class T>
+nb::object array_of(std::vector<T> values) {
+  auto* owned = new std::vector<T>(std::move(values));
+  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::cast(
+      nb::ndarray<nb::numpy, T, nb::ndim<1>>(owned->data(), {owned->size()}, std::move(owner)));
+}
+
+nb::list propose(Logits logits, const std::vector<SamplerState*>& states,
+                 const std::vector<int64_t>& positions, int64_t num_ids, Pool* pool,
+                 const Masks& masks) {
+  const Rows rows = check_rows(logits, states, positions, num_ids, masks);
+  std::vector<RowResult> results = choose_all(
+      rows, states, positions, pool, [](size_t) { return Choice{Stream::Draft, nullptr, true}; });
+  nb::list proposals;
+  for (RowResult& r : results)
+    proposals.append(nb::make_tuple(r.token, static_cast<int>(r.status), array_of(std::move(r.ids)),
+                                    array_of(std::move(r.probabilities))));
+  return proposals;
+}
+
+// Ascending ids from 0 on, and as many probabilities.
+void check_distribution(const Ids& ids, const Doubles& probabilities) {
+  const size_t n = ids.shape(0);
+  if (n == 0 || probabilities.shape(0) != n)
+    throw std::invalid_argument("a distribution has " + std::to_string(n) + " ids and " +
+                                std::to_string(probabilities.shape(0)) + " probabilities");
   for (size_t i = 0; i < n; ++i) {
-    const RowResult& r = results[i];
-    const bool asked = states[i]->params().num_logprobs >= 0 && r.status == Status::Ok;
-    if (r.status == Status::Ok && !asked && !r.traced)
-      draws.append(r.token);
-    else
-      draws.append(nb::make_tuple(r.token, static_cast<int>(r.status),
-                                  asked ? scored(r) : nb::none(), trace(r)));
+    if (ids.data()[i] < 0 || (i > 0 && ids.data()[i] <= ids.data()[i - 1]))
+      throw std::invalid_argument("a distribution's ids are not ascending from 0 on");
+    if (!(probabilities.data()[i] >= 0 && probabilities.data()[i] <= 1 + 1e-9))
+      throw std::invalid_argument("a distribution holds a probability that is not in 0 … 1");
   }
+}
+
+Draft check_draft(const Proposed& proposed) {
+  Draft draft{proposed.first};
+  if (draft.token < 0) throw std::invalid_argument("a draft's token is negative");
+  if (!proposed.second) return draft;
+  const auto& [ids, probabilities] = *proposed.second;
+  check_distribution(ids, probabilities);
+  draft.size = static_cast<int64_t>(ids.shape(0));
+  draft.ids = ids.data();
+  draft.probabilities = probabilities.data();
+  if (probability_of(draft, draft.token) <= 0)
+    throw std::invalid_argument("a draft's token has no probability where it was drawn from");
+  return draft;
+}
+
+nb::list sample(Logits logits, const std::vector<SamplerState*>& states,
+                const std::vector<int64_t>& positions, int64_t num_ids, Pool* pool,
+                const Masks& masks, const Drafts& proposed) {
+  const Rows rows = check_rows(logits, states, positions, num_ids, masks);
+  if (proposed && proposed->size() != rows.size)
+    throw std::invalid_argument("logits has " + std::to_string(rows.size) + " rows, drafts " +
+                                std::to_string(proposed->size()));
+  std::vector<Draft> drafts(proposed ? rows.size : 0);
+  for (size_t i = 0; i < drafts.size(); ++i)
+    if ((*proposed)[i]) drafts[i] = check_draft(*(*proposed)[i]);
+  const std::vector<RowResult> results = choose_all(rows, states, positions, pool, [&](size_t i) {
+    const bool drafted = proposed && (*proposed)[i];
+    return Choice{Stream::Draw, drafted ? &drafts[i] : nullptr, false};
+  });
+  nb::list draws;
+  for (size_t i = 0; i < rows.size; ++i) draws.append(drawn(results[i], *states[i]));
   return draws;
+}
+
+nb::object rejection_law(Ids ids, Doubles probabilities, const Proposed& proposed) {
+  check_distribution(ids, probabilities);
+  const Draft draft = check_draft(proposed);
+  const size_t n = ids.shape(0);
+  const std::vector<int32_t> candidates(ids.data(), ids.data() + n);
+  std::vector<double> rest(probabilities.data(), probabilities.data() + n);
+  const Draft target{draft.token, static_cast<int64_t>(n), ids.data(), probabilities.data()};
+  const double kept =
+      acceptance(probability_of(target, draft.token), probability_of(draft, draft.token));
+  const double total = subtract(draft, candidates, rest);
+  for (double& weight : rest) weight /= total;
+  return nb::make_tuple(kept, array_of(std::move(rest)));
 }
 
 nb::list token_logprobs(Logits logits, Ids targets, int64_t top_n, int64_t num_ids, Pool* pool) {
@@ -240,9 +340,20 @@ void register_sampler(nb::module_& m) {
   m.def(
       "sample", &sample, "logits"_a.noconvert(), "states"_a, "positions"_a, "num_ids"_a,
       "pool"_a.none() = nb::none(), "masks"_a.noconvert().none() = nb::none(),
+      "drafts"_a.none() = nb::none(),
       "One entry per row: the token, or (token, status, score or None, trace or None) where there "
       "is more to say. pool: workers that share the rows. masks: None, or per row None or uint32 "
-      "words; only ids whose bit (id & 31 of word id >> 5) is set can be drawn.");
+      "words; only ids whose bit (id & 31 of word id >> 5) is set can be drawn. drafts: None, or "
+      "per row None or (token, (ids, probabilities) or None for all mass on the token): the "
+      "rejection rule decides on it.");
+  m.def("propose", &propose, "logits"_a.noconvert(), "states"_a, "positions"_a, "num_ids"_a,
+        "pool"_a.none() = nb::none(), "masks"_a.noconvert().none() = nb::none(),
+        "Drafts for the rejection rule, drawn with a random stream of their own: per row (token, "
+        "status, ids, probabilities), the distribution being the one that was drawn from.");
+  m.def("rejection_law", &rejection_law, "ids"_a, "probabilities"_a, "draft"_a,
+        "What the rejection rule draws by, for one target distribution and draft: (probability "
+        "that the "
+        "draft is kept, probabilities of the ids if it is not).");
   m.def("token_logprobs", &token_logprobs, "logits"_a.noconvert(), "targets"_a, "top_n"_a,
         "num_ids"_a, "pool"_a.none() = nb::none(),
         "The model's own log-probabilities of given tokens, None for a row that is not finite.");

@@ -439,6 +439,48 @@ int32_t Distribution::draw(const Noise& noise) {
   return static_cast<int32_t>(best.id);
 }
 
+double Distribution::logit_of(int32_t id) {
+  for (const Candidate& c : listed_ ? scratch_.list : scratch_.edits)
+    if (c.id == id) return c.logit;
+  const bool in_row = !listed_ && id >= 0 && id < n_ && std::isfinite(x_[id]);
+  return in_row ? dense_logit(id) : kNever;
+}
+
+double Distribution::probability(int32_t token) {
+  const double logit = logit_of(token), top = first().logit;
+  return logit == kNever ? 0 : exp_nonpositive(logit - top) / moments(top).sum;
+}
+
+void Distribution::probabilities(std::vector<int32_t>& ids, std::vector<double>& probability) {
+  const double top = first().logit, sum = moments(top).sum;
+  std::vector<Candidate>& list = scratch_.list;
+  if (!listed_) {
+    gather(kNever, kInfinity);
+    listed_ = true;
+  }
+  const size_t size = list.size();
+  passes_.weigh(list.data(), scratch_.size(), top, scratch_.weights_for_list());
+  ids.resize(size);
+  probability.resize(size);
+  size_t at = 0;
+  const auto put = [&](int32_t id, double p) {
+    ids[at] = id;
+    probability[at] = p;
+    at += p > 0;
+  };
+  if (std::is_sorted(list.begin(), list.end(), by_id)) {
+    for (size_t i = 0; i < size; ++i) put(list[i].id, scratch_.weights[i] / sum);
+  } else {  // ranked or edited, and perhaps as long as the vocabulary: in order by way of a row
+    scratch_.logits.assign(static_cast<size_t>(n_) + 1, 0);
+    for (size_t i = 0; i < size; ++i)
+      scratch_.logits[static_cast<size_t>(list[i].id)] = scratch_.weights[i] / sum;
+    for (int32_t id = 0; id < n_ && at < size; ++id)
+      put(id, scratch_.logits[static_cast<size_t>(id)]);
+  }
+  ids.resize(at);
+  probability.resize(at);
+}
+
 void Distribution::score(int32_t token, int64_t top_n, RowResult& result) {
   const double top = first().logit, log_sum = natural_log(moments(top).sum);
   double logit = 0;

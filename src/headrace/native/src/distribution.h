@@ -34,6 +34,10 @@ class Distribution {
 
   bool empty();  // no candidate is left (only editing can do that)
   int32_t draw(const Noise& noise);
+  // Of one id: weight ÷ normaliser; 0 if it is no candidate.
+  double probability(int32_t token);
+  // Of all ids where it is above 0, ascending; the same numbers.
+  void probabilities(std::vector<int32_t>& ids, std::vector<double>& probability);
   // Log-probability, rank and the top_n highest under this distribution; the token is a candidate.
   void score(int32_t token, int64_t top_n, RowResult& result);
   Snapshot snapshot(int64_t top_n);
@@ -41,8 +45,9 @@ class Distribution {
  private:
   Candidate first();  // in candidate order; logit −infinity if there is none
   Moments moments(double top);
-  float* own_row();    // the copy that editing writes to
-  void scan_edited();  // after editing
+  float* own_row();             // the copy that editing writes to
+  void scan_edited();           // after editing
+  double logit_of(int32_t id);  // −infinity if it is no candidate
   double dense_logit(int64_t id) const { return static_cast<double>(x_[id]) / t_; }
   const double* dense();  // logits by id, edited ones in their places
   // The list becomes all candidates with low ≤ z ≤ high, and possibly some just outside.

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "distribution.h"
+#include "rejection.h"
 
 namespace headrace::sampling {
 
@@ -71,10 +72,10 @@ bool apply(Stage stage, Distribution& d, const SamplerState& s, const uint32_t* 
   }
 }
 
-// The stages, the draw, and what is reported of the processed distribution.
+// The stages, the choice, and what is reported of the processed distribution.
 void run_stages(const float* row, int64_t num_ids, const SamplerState& state, const uint32_t* mask,
-                const Noise& noise, const RowScan& seen, const Passes& passes, Scratch& scratch,
-                RowResult& result) {
+                const Choice& choice, const Noise& noise, const RowScan& seen, const Passes& passes,
+                Scratch& scratch, RowResult& result) {
   const Params& p = state.params();
   Distribution d(row, num_ids, seen, passes, scratch);
   result.traced = p.trace > 0;
@@ -90,7 +91,9 @@ void run_stages(const float* row, int64_t num_ids, const SamplerState& state, co
     Snapshot after = active ? d.snapshot(p.trace) : previous;
     result.stages.push_back({stage, active, std::move(after)});
   }
-  result.token = d.draw(noise);
+  result.token =
+      choice.draft != nullptr ? decide(d, *choice.draft, noise) : d.draw(noise.on(choice.stream));
+  if (choice.distribution) d.probabilities(result.ids, result.probabilities);
   if (p.num_logprobs >= 0 && p.processed_logprobs) d.score(result.token, p.num_logprobs, result);
 }
 
@@ -131,8 +134,8 @@ SamplerState::Seen& SamplerState::entry(int32_t token) {
 }
 
 RowResult sample_row(const float* row, int64_t num_ids, const SamplerState& state,
-                     const uint32_t* mask, uint32_t position, const Passes& passes,
-                     Scratch& scratch) {
+                     const uint32_t* mask, uint32_t position, const Choice& choice,
+                     const Passes& passes, Scratch& scratch) {
   const StandardFloats floats;
   const Params& p = state.params();
   RowResult result;
@@ -145,9 +148,13 @@ RowResult sample_row(const float* row, int64_t num_ids, const SamplerState& stat
   const bool processed = p.num_logprobs >= 0 && p.processed_logprobs;
   if (p.greedy() && !edited && !processed && p.trace == 0) {
     result.token = static_cast<int32_t>(seen.argmax);
+    if (choice.distribution) {
+      result.ids = {result.token};
+      result.probabilities = {1.0};
+    }
   } else {
     const Noise noise{state.seed(), position, state.sample_index(), 0};
-    run_stages(row, num_ids, state, mask, noise, seen, passes, scratch, result);
+    run_stages(row, num_ids, state, mask, choice, noise, seen, passes, scratch, result);
   }
   if (result.status == Status::Ok && p.num_logprobs >= 0 && !p.processed_logprobs) {
     RowResult own = score_model(row, num_ids, seen, result.token, p.num_logprobs, passes, scratch);

@@ -1,4 +1,5 @@
-// One token per row of logits: the stages of docs/sampling.md, then a keyed Gumbel-max draw.
+// One token per row of logits: the stages of docs/sampling.md, then a keyed Gumbel-max draw or, for
+// a drafted token, the rejection rule.
 //
 // A draw depends on the row, the request's own parameters, seed, sample index and token counts, and
 // the absolute position of the token drawn; never on other rows. Float64 throughout; a row that
@@ -94,11 +95,28 @@ enum class Status : int32_t {
   NoCandidates = 2,  // every finite logit is banned or not allowed
 };
 
+// A proposed token and the distribution it was drawn from, in the caller's memory.
+struct Draft {
+  int32_t token = -1;
+  int64_t size = 0;              // of the distribution; 0 = all mass is on the token
+  const int32_t* ids = nullptr;  // ascending
+  const double* probabilities = nullptr;
+};
+
+// How a row's token is chosen.
+struct Choice {
+  Stream stream = Stream::Draw;  // of the Gumbel noise of a draw
+  const Draft* draft = nullptr;  // not null: the rejection rule (rejection.h) instead of a draw
+  bool distribution = false;     // report the processed distribution as well
+};
+
 struct RowResult {
   Status status = Status::Ok;
   int32_t token = -1;
-  double logprob = 0;  // meaningful if logprobs were asked for, like rank and top
-  int64_t rank = 0;    // 1 = highest
+  std::vector<int32_t> ids;           // the processed distribution, if asked for: ascending ids
+  std::vector<double> probabilities;  // of these
+  double logprob = 0;                 // meaningful if logprobs were asked for, like rank and top
+  int64_t rank = 0;                   // 1 = highest
   std::vector<std::pair<int32_t, double>> top;  // id, logprob; descending
   bool traced = false;
   Snapshot model;  // before all stages
@@ -133,11 +151,11 @@ struct Scratch {
   }
 };
 
-// Draws from row [num_ids]. mask: only ids whose bit (id & 31 of word id >> 5) is set may be drawn;
-// null = all. Sets the standard float environment and restores it.
+// Chooses a token from row [num_ids]. mask: only ids whose bit (id & 31 of word id >> 5) is set may
+// be drawn; null = all. Sets the standard float environment and restores it.
 RowResult sample_row(const float* row, int64_t num_ids, const SamplerState& state,
-                     const uint32_t* mask, uint32_t position, const Passes& passes,
-                     Scratch& scratch);
+                     const uint32_t* mask, uint32_t position, const Choice& choice,
+                     const Passes& passes, Scratch& scratch);
 
 // The model's own log-probability of `token` (rank and `top_n` highest with it) in row [num_ids].
 // Sets and restores the float environment too.

@@ -103,10 +103,17 @@ static inline double gumbel(uint32_t word) {
 }
 constexpr double kMaxGumbel = 22.9;
 
+// What a random number is for: the last counter word. Streams are independent of each other.
+enum class Stream : uint32_t { Draw = 0, Draft = 1, Acceptance = 2, Residual = 3 };
+
 // Where noise comes from: one key and the three counter words beside the id's.
 struct Noise {
   uint64_t seed;
   uint32_t position, sample_index, purpose;
+
+  Noise on(Stream stream) const {
+    return {seed, position, sample_index, static_cast<uint32_t>(stream)};
+  }
 };
 
 // The noise of one id: word id mod 4 of the counter (id / 4, position, sample index, purpose).
@@ -116,6 +123,16 @@ static inline double noise_at(const Noise& noise, int64_t id) {
   uint32_t words[4];
   philox(counter, noise.seed, words);
   return gumbel(words[id & 3]);
+}
+
+// One uniform number per position and purpose, (k + ½) / 2⁵² with k from the first two words of the
+// counter (0, position, sample index, purpose): never 0 or 1.
+static inline double uniform_at(const Noise& noise) {
+  const uint32_t counter[4] = {0, noise.position, noise.sample_index, noise.purpose};
+  uint32_t words[4];
+  philox(counter, noise.seed, words);
+  const uint64_t k = uint64_t{words[0]} << 20 | words[1] >> 12;
+  return (static_cast<double>(k) + 0.5) * 0x1p-52;
 }
 
 }  // namespace headrace::sampling
