@@ -3,24 +3,19 @@ side with it: the stages, streams 1 to 3, masks, logprobs, rows that cannot be d
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
-import pytest
 import sampler_oracle as oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_sampler import SEED, cases, check_logprobs, check_trace, hard_rows, mask_words
+from test_sampler import cases, check_logprobs, check_trace, mask_words
 
-from headrace.engine.params import SamplingParams
-from headrace.engine.sampler import RowStatus, SampledToken, make_state, sample
+from headrace.engine.sampler import RowStatus, SampledToken, make_state
 from headrace.engine.speculation.drafter import Distribution
 from headrace.engine.speculation.rejection import (
     RejectionRule,
-    acceptance_law,
     draw_drafts,
 )
-from headrace.engine.speculation.rule import CoupledRule, DraftRow
+from headrace.engine.speculation.rule import DraftRow
 
 RULE = RejectionRule()
 

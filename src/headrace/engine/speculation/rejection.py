@@ -14,6 +14,7 @@ enumerate `acceptance_law`, which calls the same functions. Knows no requests an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,10 +73,9 @@ def acceptance_law(
 ) -> tuple[float, npt.NDArray[np.float64]]:
     """What RejectionRule does with a draft, as probabilities: (that it is kept, those of target.ids
     if it is not)."""
-    law: tuple[float, npt.NDArray[np.float64]] = _core.rejection_law(
-        target.ids, target.probs, drafted(draft, drawn_from)
-    )
-    return law
+    law: Any = _core.rejection_law(target.ids, target.probs, drafted(draft, drawn_from))
+    kept, residual = law
+    return kept, residual
 
 
 def drafted(token: int, drawn_from: Distribution | None) -> DraftedToken:
