@@ -54,13 +54,13 @@ class Noted(Protocol):
 class StepRecord:
     """One step. started_s: monotonic clock; step_s: from scheduling to the last drawn token.
 
-    num_decode_tokens: of sequences that computed one token, num_prefill_tokens: of the others, as
-    scheduling tells them apart. num_logit_rows: rows that draw; num_prompt_rows: rows whose logits
-    were wanted besides; num_hidden_rows: rows whose final hidden values were. pairs: (query,
-    position) pairs that attention computed in one layer, by the window of the layer in
-    Limits.windows. num_preempted: sequences that lost their blocks. num_running, num_waiting,
-    num_paused, held_bytes: after the step; held_bytes: of KV blocks that somebody holds. limit:
-    None without limits, and for a step that failed.
+    num_decode_tokens: of sequences that computed one token and perhaps drafts, num_draft_tokens of
+    them all; num_prefill_tokens: of the others, as scheduling tells them apart. num_logit_rows:
+    rows that draw; num_prompt_rows: rows whose logits were wanted besides; num_hidden_rows: rows
+    whose final hidden values were. pairs: (query, position) pairs that attention computed in one
+    layer, by the window of the layer in Limits.windows. num_preempted: sequences that lost their
+    blocks. num_running, num_waiting, num_paused, held_bytes: after the step; held_bytes: of KV
+    blocks that somebody holds. limit: None without limits, and for a step that failed.
     """
 
     started_s: float
@@ -79,6 +79,7 @@ class StepRecord:
     pairs: Sequence[int]
     limit: StepLimit | None
     failed: bool
+    num_draft_tokens: int = 0
 
 
 class StepAccount:
@@ -136,7 +137,7 @@ class StepAccount:
         if self.on_step is None:
             return
         scheduler, sizes = engine.scheduler, engine.config.pools.block_bytes
-        num_decodes = counts.count(1)
+        num_decodes = counts.count(1) + plan.num_verify_tokens
         self._show(
             StepRecord(
                 started_s,
@@ -158,6 +159,7 @@ class StepAccount:
                 pairs,
                 limit,
                 failed,
+                plan.num_draft_tokens,
             )
         )
 

@@ -16,6 +16,13 @@ from typing import Any, TypeVar
 
 from headrace.engine.scheduler import Batching
 from headrace.engine.sizing import PoolPlan, plan_pools
+from headrace.engine.speculation.choice import (
+    MAX_DRAFT_TOKENS,
+    NO_SPECULATION,
+    Acceptance,
+    Choice,
+    Speculative,
+)
 from headrace.errors import UsageError
 from headrace.formats.cache_dirs import packed_dir
 from headrace.ops.kv import KVFormat, KVGroupSpec
@@ -54,6 +61,9 @@ class EngineOptions:
     block_size: positions per block, a multiple of 16. kv_cache_dtype: "bf16" | "f16" | "f32".
     kv_cache_memory: bytes, or "2GiB" and the like (auto: what max_num_seqs full contexts need, at
     most half of the free memory). kv_allocator, batching: see Allocator, Batching.
+    speculative: who guesses tokens ahead: "off" | "ngram" | "draft"; num_draft_tokens: how many in
+    every round, 1 … 64, or "auto" (as many as pay); acceptance: "coupled" | "rejection". Defaults
+    of requests that choose nothing of their own. See docs/speculation.md.
     seed: makes unseeded requests repeatable. max_queue: most requests that wait.
     num_threads: worker threads (auto: the CPUs this process may use).
     weight_cache: "on", "off" or a directory for packed weights (auto: HEADRACE_WEIGHT_CACHE, else
@@ -69,6 +79,9 @@ class EngineOptions:
     kv_cache_memory: int | str | None = None
     kv_allocator: str = "paged"
     batching: str = "continuous"
+    speculative: str = "off"
+    num_draft_tokens: int | str = "auto"
+    acceptance: str = "coupled"
     num_threads: int | None = None
     seed: int | None = None
     max_queue: int = 10_000
@@ -104,6 +117,7 @@ class EngineConfig:
     max_queue: int
     debug_invariants: bool
     weight_cache: Path | None = None
+    speculation: Choice = NO_SPECULATION
 
     def describe(self) -> str:
         """One line for people: the limits in force."""
@@ -204,7 +218,24 @@ def resolve(
         max_queue=_integer("max_queue", options.max_queue, 1, 2**31) or 1,
         debug_invariants=machine.debug_invariants,
         weight_cache=directory_of(options.weight_cache or machine.weight_cache, machine.packed_dir),
+        speculation=_speculation(options, allocator),
     )
+
+
+def _speculation(options: EngineOptions, allocator: Allocator) -> Choice:
+    speculative = _choice("speculative", options.speculative, Speculative)
+    if speculative is not Speculative.OFF and allocator is Allocator.NONE:
+        raise UsageError(
+            f'speculative = "{speculative.value}" needs a KV cache; kv_allocator is "none".'
+        )
+    number = None
+    if options.num_draft_tokens != "auto":
+        if isinstance(options.num_draft_tokens, str):
+            raise UsageError(
+                f'num_draft_tokens = {options.num_draft_tokens!r} is neither a number nor "auto".'
+            )
+        number = _integer("num_draft_tokens", options.num_draft_tokens, 1, MAX_DRAFT_TOKENS)
+    return Choice(speculative, number, _choice("acceptance", options.acceptance, Acceptance))
 
 
 def _pools(

@@ -36,9 +36,15 @@ from headrace.engine.report import report
 from headrace.engine.request import FinishReason, Sequence, Status
 from headrace.engine.scheduler import Plan, Scheduler, StepBudget
 from headrace.engine.scoring import Logits, Observer, PromptScorer, RowScorer
+from headrace.engine.speculation.choice import Choice, Speculative
+from headrace.engine.speculation.drafter import Drafter
+from headrace.engine.speculation.ngram import NgramDrafter
+from headrace.engine.speculation.speculator import Speculator
 from headrace.errors import QueueFullError, UsageError
 from headrace.ops.executor import Executor
 
+#: Logit rows of one step where drafts are computed: a row of a large vocabulary takes 0.6 MB.
+MAX_LOGIT_ROWS = 256
 #: How a prompt that is pooled is generated from: not at all.
 _PROMPT_ONLY = SamplingParams(max_tokens=0)
 
@@ -47,7 +53,8 @@ class Engine:
     """Owns the scheduler, the blocks and the executor's KV memory.
 
     executor: already bound to weights; gets its KV memory here. observer: see Observer. account:
-    notes every step, if there is one; may be replaced between steps.
+    notes every step, if there is one; may be replaced between steps. draft: who guesses for
+    speculative = "draft".
     """
 
     #: What builds batches, draws and gives out blocks; `verify` plants faults by others.
@@ -62,6 +69,7 @@ class Engine:
         config: EngineConfig,
         observer: Observer | None = None,
         account: StepAccount | None = None,
+        draft: Drafter | None = None,
     ) -> None:
         self.config = config
         self.account = account
@@ -77,6 +85,7 @@ class Engine:
                 config.max_prefill_tokens,
                 config.batching,
                 self._whole_history,
+                max(config.max_num_seqs, MAX_LOGIT_ROWS),
             ),
             self.manager,
             self.histories,
@@ -88,7 +97,10 @@ class Engine:
             max_seqs=config.max_num_seqs,
             max_columns=self.manager.max_columns,
         )
-        self._drawing = self.drawing_type(executor, vocabulary, self.scheduler, observer)
+        self.speculator = self._make_speculator(draft)
+        self._drawing = self.drawing_type(
+            executor, vocabulary, self.scheduler, self.speculator, observer
+        )
         self._scorer: RowScorer = observer or PromptScorer(executor, vocabulary.num_ids)
         self._num_scored = 0 if observer is None else 1  # requests whose prompt rows are wanted
         self._pooled_rows = PooledRows(executor)
@@ -109,6 +121,22 @@ class Engine:
             return ContiguousBlockManager(*args)
         return self.manager_type(*args, frees_window=config.kv_allocator is Allocator.PAGED)
 
+    def _make_speculator(self, draft: Drafter | None) -> Speculator:
+        drafters: dict[Speculative, Drafter] = {}
+        if not self._whole_history:
+            drafters[Speculative.NGRAM] = NgramDrafter()
+            if draft is not None:
+                drafters[Speculative.DRAFT] = draft
+        speculator = Speculator(drafters, self.vocabulary.num_ids)
+        speculator.check(self.config.speculation)
+        return speculator
+
+    def _choice(self, params: SamplingParams) -> Choice:
+        """What a request chose of speculation, or the engine for it."""
+        return self.config.speculation.changed(
+            params.speculative, params.num_draft_tokens, params.acceptance
+        )
+
     @property
     def executor(self) -> Executor:
         """What runs the steps. Its KV memory is the engine's: look, do not write."""
@@ -126,6 +154,7 @@ class Engine:
         check_request(
             prompt_token_ids, sampling, self.vocabulary, self.config, self.scheduler.can_ever_fit
         )
+        self.speculator.check(self._choice(sampling))
 
     @property
     def has_queue_room(self) -> bool:
@@ -199,6 +228,7 @@ class Engine:
         self._num_scored += params.prompt_logprobs is not None
         self._num_pooled += pooler is not None
         self._num_drawless += not sequence.draws
+        self.speculator.open(request, self._choice(params))
         self.scheduler.add(sequence)
         return request
 
@@ -248,7 +278,11 @@ class Engine:
         if not scheduler.has_work:
             return []
         started_s = time.monotonic() if self.account is not None else 0.0
-        plan = scheduler.schedule()
+        speculator = self.speculator
+        if speculator.num_requests:
+            plan = scheduler.schedule(speculator.propose(scheduler.running))
+        else:
+            plan = scheduler.schedule()
         if plan.admitted or plan.preempted or plan.reclaimed:
             self._note_schedule(plan)
         prompt_rows = self._scorer.rows(plan) if self._num_scored else []
@@ -264,6 +298,7 @@ class Engine:
                 unscored += self._pooled_rows.collect(plan, batch, hidden_rows)
         except BaseException as error:
             # Whose fault it was cannot be known, and memory may be half written: all of them end.
+            speculator.close_step(None)
             if not isinstance(error, Exception):  # Ctrl-C
                 self._fail(plan.sequences, None, FinishReason.ABORT)
                 if self._whole_history:
@@ -278,7 +313,7 @@ class Engine:
             if unscored:
                 what = "The model gave prompt logits or hidden values that are not finite."
                 deltas = self._fail(unscored, what)
-            deltas += self._draw(drawing, logits)
+            deltas += self._draw(plan, drawing, logits)
             if self._num_drawless:
                 deltas += self._end_drawless(plan)
         if self._whole_history:
@@ -317,10 +352,11 @@ class Engine:
             start = end
 
     def _commit(self, plan: Plan) -> None:
-        """The step's positions are in memory now; window blocks behind them can go."""
+        """The step's positions are in memory now, window blocks behind them can go; those of drafts
+        do not count before the drafts are accepted."""
         trims = self.manager.trims
         for sequence, count in zip(plan.sequences, plan.num_new_tokens, strict=True):
-            computed = sequence.num_computed_tokens + count
+            computed = sequence.num_computed_tokens + count - len(sequence.drafts)
             sequence.num_computed_tokens = computed
             if computed > sequence.num_stored_tokens:
                 sequence.num_stored_tokens = computed
@@ -330,9 +366,23 @@ class Engine:
                 assert sequence.blocks is not None
                 self.manager.trim(sequence.blocks, computed)
 
-    def _draw(self, drawing: list[Sequence], logits: Logits) -> list[Delta]:
+    def _commit_accepted(self, plan: Plan) -> None:
+        """The positions of accepted drafts are computed too; the rest of the drafts never were, and
+        what they left behind is overwritten."""
+        for sequence, trial in self.speculator.trials.items():
+            if trial.num_accepted:
+                computed = sequence.num_computed_tokens + trial.num_accepted
+                sequence.num_computed_tokens = sequence.num_stored_tokens = computed
+                if self.manager.trims:
+                    assert sequence.blocks is not None
+                    self.manager.trim(sequence.blocks, computed)
+        self.speculator.close_step(plan)
+
+    def _draw(self, plan: Plan, drawing: list[Sequence], logits: Logits) -> list[Delta]:
         """A token for every sequence whose last token was just computed; ends those that ended."""
         generations, deltas = self._drawing.draw(drawing, logits)
+        if self.speculator.trials:
+            self._commit_accepted(plan)
         for generation in generations:
             if generation.finish_reason is not None:
                 self._retire(generation)
@@ -376,6 +426,7 @@ class Engine:
             self.histories.keep(sequence.session, sequence)
         if sequence.status is not Status.FINISHED:
             self.scheduler.remove(sequence)
+        self.speculator.forget(generation)
 
     def _close_if_done(self, request: Request) -> None:
         if not request.finished and all(g.finish_reason is not None for g in request.generations):
@@ -385,6 +436,7 @@ class Engine:
             self._num_scored -= request.params.prompt_logprobs is not None
             self._num_pooled -= request.pooler is not None
             self._num_drawless -= request.params.max_tokens == 0
+            self.speculator.close(request)
             self._requests.pop(request.request_id, None)
 
     def _fail(

@@ -3,6 +3,7 @@
     logits [n, V] ─ sampler ─▶ token per row ─ Generation.accept ─▶ text, stops, Delta
 
 Knows requests and their samples; the scheduler only where a request with several samples forks.
+Where a step computed drafts, it draws in rounds (speculation/rounds.py).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from headrace.engine.request import FinishReason, Sequence, Status
 from headrace.engine.sampler import TokenMask
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.scoring import Logits, Observer
+from headrace.engine.speculation.rounds import first_rows, pick, tested_drafts
+from headrace.engine.speculation.speculator import Speculator
 from headrace.ops.executor import Executor
 
 #: Of the rows of a step; None where no row has a mask.
@@ -25,33 +28,39 @@ Masks = list[TokenMask | None] | None
 
 
 class Drawing:
-    """One per engine. executor: lends its workers. observer: sees every row drawn from."""
+    """One per engine. executor: lends its workers. speculator: knows the trials of the step.
+    observer: sees every row drawn from."""
 
     def __init__(
         self,
         executor: Executor,
         vocabulary: Vocabulary,
         scheduler: Scheduler,
+        speculator: Speculator,
         observer: Observer | None,
     ) -> None:
         self._executor = executor
         self._vocabulary = vocabulary
         self._scheduler = scheduler
+        self._speculator = speculator
         self._observer = observer
 
     def draw(self, drawing: list[Sequence], logits: Logits) -> tuple[list[Generation], list[Delta]]:
-        """Draws the next token of every sequence; the samples of a request all draw their first
-        token from the same row, then fork. The generations that drew (some may have ended; the
-        caller takes them out), and their deltas."""
+        """Draws the next token of every sequence, and more where drafts are right; the samples of a
+        request all draw their first token from the same row, then fork. The generations that drew
+        (some may have ended; the caller takes them out), and their deltas."""
+        trials = self._speculator.trials
         rows: list[int] = []
         generations: list[Generation] = []
         forking: list[Sequence] = []
-        for row, sequence in enumerate(drawing):
+        for row, sequence in zip(first_rows(drawing, len(logits)), drawing, strict=True):
             if sequence.status is not Status.RUNNING:
                 continue  # it failed in this step
             if self._observer is not None:
                 self._observer.drawn_from(sequence, logits[row])
             generation = generation_of(sequence)
+            if trials and sequence in trials:
+                trials[sequence].row = row
             if sequence.num_slots == 1:
                 generations.append(generation)
                 rows.append(row)
@@ -60,13 +69,34 @@ class Drawing:
                 generations += generation.request.generations
                 rows += [row] * sequence.num_slots
                 forking.append(sequence)
-        if forking or len(rows) != len(drawing):
-            logits = logits[rows]
-        deltas = self._accept_all(generations, logits)
+        plain = len(rows) == len(logits) and not forking
+        deltas = self._accept_all(generations, logits if plain else pick(logits, rows))
+        if trials:
+            self._draw_rounds(generations, deltas, logits)
         for sequence in forking:
             if sequence.status is Status.RUNNING:
                 self._fork(sequence)
         return generations, deltas
+
+    def _draw_rounds(
+        self, generations: list[Generation], deltas: list[Delta], logits: Logits
+    ) -> None:
+        """Every round after the first; adds to the first one's deltas."""
+        trials = self._speculator.trials
+        while True:
+            passed = []
+            for generation, delta in zip(generations, deltas, strict=True):
+                trial = trials.get(generation.sequence)
+                if trial is not None and trial.judge(delta):
+                    passed.append(trial)
+            if not passed:
+                return
+            rows = [trial.next_row for trial in passed]
+            generations = [trial.generation for trial in passed]
+            if self._observer is not None:
+                for row, generation in zip(rows, generations, strict=True):
+                    self._observer.drawn_from(generation.sequence, logits[row])
+            deltas = self._accept_all(generations, pick(logits, rows))
 
     def _draw_positions(self, generations: list[Generation]) -> list[int]:
         """Absolute positions of the tokens to draw: with the seed, what the noise depends on."""
@@ -75,6 +105,7 @@ class Drawing:
     def _draw_tokens(
         self, generations: list[Generation], logits: Logits, masks: Masks
     ) -> list[sampler.Drawn]:
+        trials = self._speculator.trials
         return sampler.draw(
             logits,
             [g.sampler_state for g in generations],
@@ -82,6 +113,7 @@ class Drawing:
             self._vocabulary.num_ids,
             self._executor.pool,
             masks,
+            tested_drafts(trials, generations) if trials else None,
         )
 
     def _masks(self, generations: list[Generation]) -> tuple[Masks, dict[int, str]]:

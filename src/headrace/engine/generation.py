@@ -22,6 +22,8 @@ from headrace.engine.params import SamplingParams
 from headrace.engine.pooling import Pooler
 from headrace.engine.request import FinishReason, Sequence, Status
 from headrace.engine.sampler import Drawn, RowStatus, SamplerState, TokenLogprobs
+from headrace.engine.speculation.account import SpeculationAccount
+from headrace.engine.speculation.choice import Choice
 from headrace.engine.stopping import StopFilter
 from headrace.engine.trace import SamplerTrace
 
@@ -282,6 +284,8 @@ class Request:
             None if params.prompt_logprobs is None else [None]
         )
         self.pooler: Pooler | None = None  # of a request for a vector
+        self.speculation: Choice | None = None  # of a request that speculates; and what it did
+        self.speculation_account: SpeculationAccount | None = None
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
@@ -346,6 +350,7 @@ class Request:
             cache_note=self.cache_note,
             bound_s=self.bound_s or None,
             step_s=self.step_s or None,
+            speculation=self.speculation_account,
         )
 
     def output(self) -> RequestOutput:

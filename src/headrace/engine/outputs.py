@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from headrace.engine.speculation.account import SpeculationAccount
 from headrace.engine.trace import SamplerTrace
 
 
@@ -37,7 +38,8 @@ class RequestMetrics:
     computed for this request, repeats after preemption included. cache_note: why a kept history
     was not used, when there was one. step_s: time of all steps it took part in, with whomever;
     bound_s: the least that those steps could take (limits/step_limits.py). How close it ran to the
-    limit is bound_s / step_s. None where no limits are known.
+    limit is bound_s / step_s. None where no limits are known. speculation: of all samples together;
+    None for a request that does not speculate.
     """
 
     queue_s: float | None = None
@@ -54,6 +56,7 @@ class RequestMetrics:
     cache_note: str | None = None
     bound_s: float | None = None
     step_s: float | None = None
+    speculation: SpeculationAccount | None = None
 
 
 @dataclass(slots=True)
@@ -100,8 +103,9 @@ class RequestOutput:
 
 @dataclass(slots=True)  # not frozen: one is made per token, and that would cost a microsecond
 class Delta:
-    """What one step added to one sample. The last delta of a sample, and only that, has a
-    finish_reason. text may be empty (a character or a possible stop string is incomplete)."""
+    """What one step added to one sample: a token, or several where drafts were accepted. The last
+    delta of a sample, and only that, has a finish_reason. text may be empty (a character or a
+    possible stop string is incomplete)."""
 
     request_id: int
     index: int
@@ -111,3 +115,12 @@ class Delta:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+
+    def extend(self, more: Delta) -> None:
+        """Adds what the same step added next to the same sample; mutates this one only."""
+        self.text += more.text
+        self.token_ids += more.token_ids
+        if more.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + more.logprobs
+        self.finish_reason, self.stop_reason = more.finish_reason, more.stop_reason
+        self.error = more.error

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from headrace.engine.speculation.choice import MAX_DRAFT_TOKENS, Acceptance, Speculative
 from headrace.errors import UsageError
 from headrace.structured.spec import StructuredOutputs
 
@@ -62,6 +63,9 @@ class SamplingParams:
     stages: the order of the stages; bias and penalties stay in front.
     structured_outputs: what the text has to look like (from_dict takes a mapping of its fields).
         Compiled by whoever queues the request; LLM does.
+    speculative, num_draft_tokens, acceptance: this request's own choice of "off" | "ngram" |
+        "draft", drafts of every round (1 … 64), and "coupled" | "rejection"; None = the engine's.
+        See docs/speculation.md.
     trace: 0 = off; N = per step and stage the N most probable candidates, entropy and tail mass.
     """
 
@@ -91,6 +95,9 @@ class SamplingParams:
     stages: Sequence[str] = DEFAULT_STAGES
     trace: int = 0
     structured_outputs: StructuredOutputs | None = None
+    speculative: str | None = None
+    num_draft_tokens: int | None = None
+    acceptance: str | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> SamplingParams:
         """Turns an unknown keyword into a UsageError that suggests the nearest field."""
@@ -186,6 +193,7 @@ class SamplingParams:
             ("max_tokens", 0, None),
             ("logprobs", 0, MAX_LOGPROBS),
             ("prompt_logprobs", 0, MAX_LOGPROBS),
+            ("num_draft_tokens", 1, MAX_DRAFT_TOKENS),
         ):
             value = getattr(self, name)
             if value is not None and not isinstance(value, DefaultLimit):
@@ -227,6 +235,11 @@ class SamplingParams:
             raise UsageError(
                 f'logprobs_mode = {_show(self.logprobs_mode)} is unknown: "raw" or "processed".'
             )
+        for name, kinds in (("speculative", Speculative), ("acceptance", Acceptance)):
+            known = [kind.value for kind in kinds]
+            if getattr(self, name) not in (None, *known):
+                allowed = " or ".join(f'"{value}"' for value in known)
+                raise UsageError(f"{name} = {_show(getattr(self, name))} is unknown: {allowed}.")
         self._set("stop", _stop_strings(self.stop))
         self._set("stages", _stages(self.stages))
         if not isinstance(self.structured_outputs, StructuredOutputs | None):  # from JSON

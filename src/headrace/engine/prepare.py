@@ -28,7 +28,7 @@ class Preparer:
         self._positions = np.zeros(max_tokens, np.int32)
         self._spans = np.zeros(max_seqs + 1, np.int32)
         self._context_lens = np.zeros(max_seqs, np.int32)
-        self._logit_rows = np.zeros(max_seqs, np.int32)
+        self._logit_rows = np.zeros(max_tokens, np.int32)
         self._slots = [np.zeros(max_tokens, np.int32) for _ in range(num_groups)]
         self._tables = [np.zeros((max_seqs, max_columns), np.int32) for _ in range(num_groups)]
         self._first_pos = [np.zeros(max_seqs, np.int32) for _ in range(num_groups)]
@@ -43,7 +43,8 @@ class Preparer:
         self._decode_batches: dict[int, Batch] = {}
 
     def build(self, plan: Plan, prompt_rows: list[int]) -> tuple[Batch, list[Sequence]]:
-        """The plan's Batch, and the sequences whose next token can be drawn, in logit-row order.
+        """The plan's Batch, and the sequences whose next token can be drawn, in logit-row order:
+        one row for each, and one more for each of its drafts.
 
         prompt_rows: rows of the step whose logits are wanted for prompt logprobs.
         """
@@ -72,7 +73,7 @@ class Preparer:
         tokens, positions, context_lens = self._views
         for index, sequence in enumerate(sequences):
             ids, start = sequence.tokens, sequence.num_computed_tokens
-            if len(ids) != start + 1 or not sequence.draws:
+            if len(ids) != start + 1 or sequence.drafts or not sequence.draws:
                 return None
             tokens[index] = ids[start]
             positions[index] = start
@@ -112,6 +113,7 @@ class Preparer:
 
     def _ragged(self, plan: Plan, prompt_rows: list[int]) -> tuple[Batch, list[Sequence]]:
         row = 0
+        num_logits = 0
         drawing: list[Sequence] = []
         self._num_counted = 0
         self._spans[0] = 0
@@ -120,7 +122,9 @@ class Preparer:
         ):
             start = sequence.num_computed_tokens
             end = start + count
-            self._tokens[row : row + count] = sequence.tokens[start:end]
+            num_drafts = len(sequence.drafts)
+            ids = sequence.tokens[start:end]
+            self._tokens[row : row + count] = ids + sequence.drafts if num_drafts else ids
             self._positions[row : row + count] = np.arange(start, end, dtype=np.int32)
             if count == 1:
                 self._place_one(row, sequence, start)
@@ -131,19 +135,21 @@ class Preparer:
             row += count
             self._spans[index + 1] = row
             self._context_lens[index] = end
-            if end == sequence.num_tokens and sequence.draws:
-                self._logit_rows[len(drawing)] = row - 1
+            if end == sequence.num_tokens + num_drafts and sequence.draws:
+                num_rows = 1 + num_drafts
+                self._logit_rows[num_logits : num_logits + num_rows] = range(row - num_rows, row)
+                num_logits += num_rows
                 drawing.append(sequence)
         wanted = np.array(prompt_rows, np.int32) if prompt_rows else self._no_rows
-        return self._batch(row, len(plan.sequences), len(drawing), wanted), drawing
+        return self._batch(row, len(plan.sequences), num_logits, wanted), drawing
 
-    def _batch(self, rows: int, num: int, num_drawing: int, prompt_rows: Int32Array) -> Batch:
+    def _batch(self, rows: int, num: int, num_logits: int, prompt_rows: Int32Array) -> Batch:
         return Batch(
             tokens=self._tokens[:rows],
             positions=self._positions[:rows].reshape(1, rows),
             spans=self._spans[: num + 1],
             context_lens=self._context_lens[:num],
-            logit_rows=self._logit_rows[:num_drawing],
+            logit_rows=self._logit_rows[:num_logits],
             prompt_rows=prompt_rows,
             groups=tuple(
                 GroupBatch(slots[:rows], tables[:num], first[:num])

@@ -52,6 +52,8 @@ class Sequence:
         while its entry stays where it is, in a shared block.
     num_slots: running places it counts for (its not yet forked siblings included).
     draws: whether a token is ever drawn; else it ends when its prompt is computed.
+    drafts: guesses of the tokens behind the newest one, which the step computes along with it;
+        cut by the scheduler where there is no room, empty between steps.
     session: key of the kept history it may extend and will leave behind, if any.
     owner: what its tokens are drawn for (generation.py); scheduling only carries it.
     """
@@ -59,6 +61,7 @@ class Sequence:
     __slots__ = (
         "blocks",
         "cache_note",
+        "drafts",
         "draws",
         "max_num_tokens",
         "num_cached_tokens",
@@ -94,6 +97,7 @@ class Sequence:
         self.num_prompt_tokens = len(tokens) if num_prompt_tokens is None else num_prompt_tokens
         self.max_num_tokens = max_num_tokens
         self.draws = max_num_tokens > self.num_prompt_tokens
+        self.drafts: list[int] = []
         self.num_computed_tokens = 0
         self.num_stored_tokens = 0
         self.num_slots = num_slots

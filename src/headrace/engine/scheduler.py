@@ -5,6 +5,8 @@ text; so the simulator can drive the very same code. One call of `schedule` deci
 
 1. Tokens. Sequences that want one token (decodes) come first, so that a long prompt never stalls
    them; then the others share what is left of the token budget, oldest first (chunked prefill).
+   Drafts of decodes take up to half of what is left, more where nobody else wants it, and
+   only blocks that are free anyway.
 2. Blocks, oldest first. When there are none left: kept histories go first, then the blocks of
    paused sequences, then the newest running sequence is preempted (its blocks freed, everything
    recomputed later). An older sequence is never preempted for a newer one and a request that cannot
@@ -26,7 +28,7 @@ from headrace.engine.blocks import BlockManager
 from headrace.engine.history import Histories
 from headrace.engine.queues import Queues
 from headrace.engine.request import Sequence, Status
-from headrace.engine.sizing import peak_blocks
+from headrace.engine.sizing import fair_cap, peak_blocks
 
 
 class Batching(Enum):
@@ -37,6 +39,7 @@ class Batching(Enum):
 @dataclass(frozen=True, slots=True)
 class StepBudget:
     """Limits of one step. max_prefill_tokens: most tokens of all non-decoding sequences together.
+    max_logit_rows: most rows to draw from; no fewer than max_num_seqs.
 
     whole_history: the no_cache path; a step computes a sequence from position 0 or not at all.
     """
@@ -46,19 +49,23 @@ class StepBudget:
     max_prefill_tokens: int
     batching: Batching = Batching.CONTINUOUS
     whole_history: bool = False
+    max_logit_rows: int = 1 << 20
 
 
 @dataclass(slots=True)
 class Plan:
-    """One step. sequences[i] computes its next num_new_tokens[i] tokens; its blocks
-    hold them. admitted, preempted: moved into and out of the running set by this call. reclaimed:
-    lost their blocks while they did not run."""
+    """One step. sequences[i] computes its next num_new_tokens[i] tokens, its drafts included; its
+    blocks hold them. admitted, preempted: moved into and out of the running set by this call.
+    reclaimed: lost their blocks while they did not run. num_draft_tokens: of all tokens, those that
+    are guesses; num_verify_tokens: all tokens of the sequences with guesses."""
 
     sequences: list[Sequence] = field(default_factory=list)
     num_new_tokens: list[int] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     reclaimed: list[Sequence] = field(default_factory=list)
+    num_draft_tokens: int = 0
+    num_verify_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -80,10 +87,14 @@ class Scheduler(Queues):
             for group, pool in enumerate(self.manager.pools)
         )
 
-    def schedule(self) -> Plan:
-        """Decides the next step; allocates its blocks. See the module's text."""
+    def schedule(self, num_drafts: int = 0) -> Plan:
+        """Decides the next step; allocates its blocks. See the module's text. num_drafts: of all
+        running sequences together."""
         plan = Plan()
-        self._serve_running(plan)
+        room = self._draft_room(num_drafts) if num_drafts else 0
+        self._serve_running(plan, room)
+        if num_drafts:
+            self._serve_drafts(plan, room)
         if not plan.preempted and self.waiting:
             self._admit(plan)
         assert plan.sequences or not self.has_work, "nothing advances"
@@ -91,10 +102,10 @@ class Scheduler(Queues):
 
     # ---- running sequences ------------------------------------------------------------------
 
-    def _serve_running(self, plan: Plan) -> None:
+    def _serve_running(self, plan: Plan, num_drafts: int) -> None:
         running = self.running
         wants = [len(s.tokens) - s.num_computed_tokens for s in running]
-        shares = wants if self._is_plain(wants) else self._share_tokens(wants)
+        shares = wants if self._is_plain(wants) else self._share_tokens(wants, num_drafts)
         index = 0
         while index < len(running):
             sequence = running[index]
@@ -127,9 +138,10 @@ class Scheduler(Queues):
             plan.num_new_tokens.append(granted)
         return True
 
-    def _share_tokens(self, wants: list[int]) -> list[int]:
-        """Tokens of the step for each running sequence, in order of age; see point 1 above."""
-        left = self.budget.max_num_batched_tokens
+    def _share_tokens(self, wants: list[int], num_drafts: int) -> list[int]:
+        """Tokens of the step for each running sequence, in order of age; see point 1 above.
+        num_drafts: tokens that are spoken for."""
+        left = self.budget.max_num_batched_tokens - num_drafts
         left_prefill = self.budget.max_prefill_tokens
         if not self.budget.whole_history:
             left -= wants.count(1)
@@ -161,6 +173,35 @@ class Scheduler(Queues):
         self.manager.extend(blocks, start + stored, granted - stored)
         return granted
 
+    def _draft_room(self, num_drafts: int) -> int:
+        """Tokens of the step for drafts: what the others leave, and half of what is left beside
+        one token for everybody if they would leave less. So neither stalls the other."""
+        budget = self.budget
+        wants = [s.num_wanted for s in self.running]
+        left = budget.max_num_batched_tokens - wants.count(1)
+        prefill = budget.max_prefill_tokens
+        if not self.waiting:
+            prefill = min(prefill, sum(want for want in wants if want > 1))
+        room = max(left // 2, left - prefill)
+        return max(min(num_drafts, room, budget.max_logit_rows - len(wants)), 0)
+
+    def _serve_drafts(self, plan: Plan, room: int) -> None:
+        """Lets sequences compute drafts behind their newest token where blocks are free, and cuts
+        the rest. When somebody was just preempted for want of blocks, nobody gets any."""
+        drafting = [(i, s) for i, s in enumerate(plan.sequences) if s.drafts]
+        cap = 0 if plan.preempted else fair_cap([len(s.drafts) for _, s in drafting], room)
+        for index, sequence in drafting:
+            blocks = sequence.blocks
+            assert blocks is not None
+            start = sequence.num_computed_tokens + 1
+            granted = self.manager.fit(blocks, start, min(len(sequence.drafts), cap))
+            self.manager.extend(blocks, start, granted)
+            del sequence.drafts[granted:]
+            if granted:
+                plan.num_new_tokens[index] += granted
+                plan.num_draft_tokens += granted
+                plan.num_verify_tokens += 1 + granted
+
     def _reclaim(self, plan: Plan, wanting: Sequence) -> bool:
         """Frees blocks that no step needs, for `wanting`: the least recently used history, else
         those of a parked sequence. False: there are none."""
@@ -186,7 +227,8 @@ class Scheduler(Queues):
         if static and self.running:
             return
         left = budget.max_num_batched_tokens - plan.num_tokens
-        left_prefill = budget.max_prefill_tokens - sum(n for n in plan.num_new_tokens if n > 1)
+        left_prefill = budget.max_prefill_tokens + plan.num_verify_tokens
+        left_prefill -= sum(n for n in plan.num_new_tokens if n > 1)
         slots = budget.max_num_seqs - sum(s.num_slots for s in self.running)
         while self.waiting and self.waiting[0].num_slots <= slots and (left > 0 or static):
             sequence = self.waiting[0]

@@ -32,6 +32,14 @@ def peak_blocks(
     return min(whole, ceil_div(window - 1 + chunk, block_size) + 1)
 
 
+def fair_cap(wants: Sequence[int], total: int) -> int:
+    """The highest limit for each under which all wants together are at most `total`."""
+    cap = max(wants, default=0)
+    while cap and sum(min(want, cap) for want in wants) > total:
+        cap -= 1
+    return cap
+
+
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
     """The pools a budget buys. num_blocks[g] blocks of block_bytes[g] bytes in group g."""

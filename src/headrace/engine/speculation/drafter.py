@@ -3,7 +3,8 @@
     propose(asks) ─▶ a Draft for each ─▶ one step computes and judges them ─▶ kept(…), forget(…)
 
 A drafter sees committed tokens only and may be as wrong as it likes: no text depends on it (with
-the rejection rule no distribution does). It knows no schedule, no blocks but its own, no acceptance.
+the rejection rule no distribution does). It knows no schedule, no acceptance, and no blocks but its
+own.
 """
 
 from __future__ import annotations
