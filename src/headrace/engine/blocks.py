@@ -6,10 +6,11 @@
     block         −1    7    2        column 0 was freed: its last position 3 ≤ 11 − 6
                   ^first_columns = 1   ^num_columns = 3
 
-A block has a reference count = the number of tables (of sequences and of kept histories) that hold
-it. A block with more than one holder is never written: `extend` first gives the writer its own
-copy and notes the pair in `pending_copies`, which the step hands to the executor, in order, before
-it runs. Invariants: `check`.
+A block has a reference count = the number of tables that hold it (of sequences, pins and kept
+histories) plus the number of times that the prefix tree holds it (tree_counts). A block that only
+the tree holds can be had by eviction (num_reclaimable). A block with more than one holder is never
+written: `extend` first gives the writer its own copy and notes the pair in `pending_copies`, which
+the step hands to the executor, in order, before it runs. Invariants: `check`.
 """
 
 from __future__ import annotations
@@ -28,13 +29,26 @@ from headrace.ops.kv import KVGroupSpec
 
 class BlockPool:
     """The blocks of one group: reference counts and a free list (last freed, first reused, so that
-    untouched memory stays untouched). A block is free exactly when its count is 0."""
+    untouched memory stays untouched). A block is free exactly when its count is 0.
 
-    __slots__ = ("_fresh", "_recycled", "num_blocks", "ref_counts")
+    tree_counts: the part of each count that is the prefix tree's. num_reclaimable: blocks that
+    nobody but the tree holds.
+    """
+
+    __slots__ = (
+        "_fresh",
+        "_recycled",
+        "num_blocks",
+        "num_reclaimable",
+        "ref_counts",
+        "tree_counts",
+    )
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.ref_counts = array("i", bytes(4 * num_blocks))
+        self.tree_counts = array("i", bytes(4 * num_blocks))
+        self.num_reclaimable = 0
         self._recycled: list[int] = []
         self._fresh = 0  # blocks from here on were never used
 
@@ -55,16 +69,39 @@ class BlockPool:
 
     def share(self, block: int) -> None:
         """One more holder."""
-        assert self.ref_counts[block] > 0, "share of a free block"
-        self.ref_counts[block] += 1
+        count = self.ref_counts[block]
+        assert count > 0, "share of a free block"
+        self.ref_counts[block] = count + 1
+        if count == self.tree_counts[block]:
+            self.num_reclaimable -= 1
 
     def release(self, block: int) -> None:
         """One holder less; the last one frees the block."""
         count = self.ref_counts[block] - 1
-        assert count >= 0, "release of a free block"
+        in_tree = self.tree_counts[block]
+        assert count >= in_tree, "release of a block that the caller does not hold"
         self.ref_counts[block] = count
         if count == 0:
             self._recycled.append(block)
+        elif count == in_tree:
+            self.num_reclaimable += 1
+
+    def share_with_tree(self, block: int) -> None:
+        """The prefix tree becomes one more holder of a block that somebody holds."""
+        assert self.ref_counts[block] > 0, "share of a free block"
+        self.ref_counts[block] += 1
+        self.tree_counts[block] += 1
+
+    def release_from_tree(self, block: int) -> None:
+        """The tree holds it once less; the last holder of all frees the block."""
+        in_tree = self.tree_counts[block] - 1
+        assert in_tree >= 0, "release of a block that the tree does not hold"
+        count = self.ref_counts[block] - 1
+        self.tree_counts[block] = in_tree
+        self.ref_counts[block] = count
+        if count == 0:
+            self._recycled.append(block)
+            self.num_reclaimable -= 1
 
     def scatter(self, seed: int) -> None:
         """Shuffles the free list, so that neighbours in a table lie anywhere (for checks)."""
@@ -329,11 +366,14 @@ class BlockManager:
         return KVUsage(total, held, used)
 
     def check(self, holders: Iterable[SequenceBlocks]) -> None:
-        """Raises AssertionError unless: free + held = total; every count equals the number of
-        holders; no id is both free and held; tables hold ids exactly in their live columns."""
+        """Raises AssertionError unless: free + held = total, a block of the prefix tree being held
+        too; every count equals the number of holders and of the tree's references; the reclaimable
+        are those that only the tree holds; no id is both free and held; tables hold ids exactly in
+        their live columns. holders: all but the tree."""
         everyone = list(holders)
         for group, pool in enumerate(self.pools):
-            expected: dict[int, int] = {}
+            expected = {b: count for b, count in enumerate(pool.tree_counts) if count}
+            only_tree = set(expected)
             for blocks in everyone:
                 first, end = blocks.first_columns[group], blocks.num_columns[group]
                 assert 0 <= first <= end <= self.max_columns
@@ -343,6 +383,7 @@ class BlockManager:
                 for block in blocks.held(group):
                     assert 0 <= block < pool.num_blocks, f"id {block} out of range"
                     expected[block] = expected.get(block, 0) + 1
+                    only_tree.discard(block)
                 assert len(set(blocks.held(group))) == end - first, "block twice in one table"
             free = pool.free_blocks()
             assert len(free) == len(set(free)) == pool.num_free
@@ -350,6 +391,7 @@ class BlockManager:
             assert len(free) + len(expected) == pool.num_blocks, "block lost"
             for block, count in expected.items():
                 assert pool.ref_counts[block] == count, f"count of block {block} is wrong"
+            assert pool.num_reclaimable == len(only_tree), "reclaimable blocks are miscounted"
 
 
 class ContiguousBlockManager(BlockManager):

@@ -1,0 +1,1 @@
+"""The prefix tree: KV blocks of past token sequences, kept for whoever begins the same way."""

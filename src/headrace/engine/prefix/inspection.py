@@ -1,0 +1,162 @@
+"""Looking at the prefix tree without changing it: order of saving, sizes, invariants."""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from headrace.engine.prefix.node import TOKEN_BYTES, Node, walk
+from headrace.engine.prefix.store import NodeStore
+from headrace.engine.sizing import ceil_div
+
+
+@dataclass(frozen=True, slots=True)
+class SaltSummary:
+    """What the tree holds for one salt. held_bytes: KV memory of its blocks, once each."""
+
+    salt: str
+    num_nodes: int
+    num_positions: int
+    held_bytes: int
+
+
+def by_last_use(store: NodeStore) -> Iterator[tuple[str, Node]]:
+    """(salt, node), most recently used first, parents before their children."""
+    heap = [
+        (-node.last_used, node, salt)
+        for salt, root in store.roots.items()
+        for node in root.children
+    ]
+    heapq.heapify(heap)
+    while heap:
+        _, node, salt = heapq.heappop(heap)
+        yield salt, node
+        for child in node.children:
+            heapq.heappush(heap, (-child.last_used, child, salt))
+
+
+def summary(store: NodeStore, block_bytes: Sequence[int]) -> list[SaltSummary]:
+    """One line per salt, in the order in which they came."""
+    lines = []
+    for salt, root in store.roots.items():
+        nodes = list(walk(root))
+        held = sum(held_blocks(store, nodes)[g] * size for g, size in enumerate(block_bytes))
+        lines.append(SaltSummary(salt, len(nodes), sum(_length(n) for n in nodes), held))
+    return lines
+
+
+def held_blocks(store: NodeStore, nodes: Sequence[Node]) -> list[int]:
+    """Number of different blocks that nodes hold, per group."""
+    held: list[set[int]] = [set() for _ in store.manager.pools]
+    stride = len(store.full_groups)
+    for node in nodes:
+        for k, group in enumerate(store.full_groups):
+            held[group].update(node.blocks[k::stride])
+        if node.entry is not None:
+            for group, blocks in zip(store.window_groups, node.entry.blocks, strict=True):
+                held[group].update(blocks)
+    return [len(blocks) for blocks in held]
+
+
+def num_bytes(store: NodeStore) -> int:
+    """Memory of the bookkeeping, as the allocator rounds it; shared small objects not counted."""
+    total = store.leaves.num_bytes_of(_size) + store.entries.num_bytes_of(_size)
+    total += _size(store.roots) + _size(store.unwritten)
+    for pool in store.manager.pools:
+        total += _size(pool.ref_counts) + _size(pool.tree_counts)
+    for root in store.roots.values():
+        total += _node_bytes(root)
+        for node in walk(root):
+            total += _node_bytes(node)
+    return total
+
+
+def _node_bytes(node: Node) -> int:
+    total = _size(node) + _size(node.tokens) + _size(node.blocks) + _size(node.last_used)
+    if node.children:
+        total += _size(node.children) + _size(node.keys)
+        for key, child in zip(node.keys, node.children, strict=True):
+            total += 0 if key is child.tokens else _size(key)
+    if node.entry is not None:
+        entry = node.entry
+        total += _size(entry) + _size(entry.first_columns) + _size(entry.blocks)
+        total += sum(_size(blocks) for blocks in entry.blocks)
+    return total
+
+
+def _size(thing: object) -> int:
+    """With the header of the garbage collector, rounded up to 16 bytes."""
+    return ceil_div(sys.getsizeof(thing), 16) * 16
+
+
+def _length(node: Node) -> int:
+    return len(node.tokens) // TOKEN_BYTES
+
+
+# ---- invariants ---------------------------------------------------------------------------
+
+
+def check(store: NodeStore) -> None:
+    """Raises AssertionError when structure, counts or references disagree."""
+    counts = [dict[int, int]() for _ in store.manager.pools]
+    nodes: list[Node] = []
+    for root in store.roots.values():
+        assert root.parent is None
+        assert root.children, "a root without children"
+        _check_children(store, root)
+        for node in walk(root):
+            nodes.append(node)
+            _check_node(store, node, counts)
+    assert store.num_nodes == len(nodes), "nodes miscounted"
+    assert store.num_tokens == sum(_length(node) for node in nodes), "tokens miscounted"
+    for pool, held in zip(store.manager.pools, counts, strict=True):
+        expected = [held.get(block, 0) for block in range(pool.num_blocks)]
+        assert pool.tree_counts.tolist() == expected, "references of the tree miscounted"
+    leaves = {node for node in nodes if not node.children}
+    assert leaves <= store.leaves.nodes(), "a leaf that can never be evicted"
+    entered = {node for node in nodes if node.entry is not None}
+    assert entered <= store.entries.nodes(), "an entry that can never be evicted"
+
+
+def _check_node(store: NodeStore, node: Node, counts: list[dict[int, int]]) -> None:
+    size, stride = store.block_size, len(store.full_groups)
+    assert node.parent is not None
+    assert node.start == node.parent.end
+    assert node.start % size == 0
+    assert node.tokens
+    assert len(node.blocks) == ceil_div(_length(node), size) * stride
+    for k, group in enumerate(store.full_groups):
+        for block in node.blocks[k::stride]:
+            counts[group][block] = counts[group].get(block, 0) + 1
+    if node.children:
+        assert node.end % size == 0, "an inner node with a partly filled page"
+        _check_children(store, node)
+    if store.window_groups and node.entry is None:
+        assert len(node.children) > 1, "a node that nobody can enter"
+    if node.entry is not None:
+        _check_entry(store, node, counts)
+
+
+def _check_children(store: NodeStore, node: Node) -> None:
+    assert len(node.keys) == len(node.children)
+    for key, child in zip(node.keys, node.children, strict=True):
+        assert child.parent is node
+        assert key == child.tokens[: store.page_bytes]
+    for key, following in zip(node.keys, node.keys[1:], strict=False):
+        assert key < following, "children out of order"
+        assert not following.startswith(key), "a page that is a prefix of another"
+
+
+def _check_entry(store: NodeStore, node: Node, counts: list[dict[int, int]]) -> None:
+    entry = node.entry
+    assert entry is not None
+    assert 0 <= entry.oldest <= node.end
+    end = ceil_div(node.end, store.block_size)
+    for k, group in enumerate(store.window_groups):
+        first = max(0, entry.oldest - store.windows[k] + 1) // store.block_size
+        assert entry.first_columns[k] == first
+        assert len(entry.blocks[k]) == end - first
+        for block in entry.blocks[k]:
+            counts[group][block] = counts[group].get(block, 0) + 1
