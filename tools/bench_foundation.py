@@ -69,7 +69,7 @@ def memory_of(model: str) -> dict[str, Any]:
     from headrace.ops.native import NativeModel
 
     peak = _Peak()
-    llm = LLM(model, max_model_len=1024, max_num_seqs=1, offline=True)
+    llm = LLM(model, max_model_len=1024, max_num_seqs=1, offline=True, enable_prefix_caching=False)
     ids = (llm.encode("The quick brown fox jumps over the lazy dog, 1 2 3. ") * 64)[:512]
     params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
     steady = []

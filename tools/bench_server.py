@@ -172,7 +172,7 @@ def throughput(options: argparse.Namespace) -> dict[str, float]:
     offline: list[float] = []
     served: list[float] = []
     shares: list[float] = []
-    llm = LLM(options.model, offline=True, kv_cache_memory="1GiB")
+    llm = LLM(options.model, offline=True, kv_cache_memory="1GiB", enable_prefix_caching=False)
     with serving(options.model, "--kv-cache-memory", "1GiB") as server:
         llm.generate([PROMPT] * 2, params.replace(max_tokens=2))
         server.load(body(2), 2, 2)
@@ -197,7 +197,7 @@ def ttft(options: argparse.Namespace) -> dict[str, float]:
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     inside: list[float] = []
     outside: list[float] = []
-    llm = LLM(options.small, offline=True, kv_cache_memory="256MiB")
+    llm = LLM(options.small, offline=True, kv_cache_memory="256MiB", enable_prefix_caching=False)
     with serving(options.small, "--kv-cache-memory", "256MiB") as server:
         llm.generate([PROMPT], params)
         server.load(body(1), 1, 1)

@@ -187,7 +187,13 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     batches = [int(b) for b in args.batch.split(",")]
-    llm = LLM(args.model, max_model_len=1024, max_num_seqs=max(batches), offline=True)
+    llm = LLM(
+        args.model,
+        max_model_len=1024,
+        max_num_seqs=max(batches),
+        offline=True,
+        enable_prefix_caching=False,
+    )
     rows: list[dict[str, Any]] = []
     for kind in args.kinds.split(","):
         for batch in batches:

@@ -23,7 +23,7 @@ from headrace.engine.generation import Request
 from headrace.engine.params import SamplingParams
 from headrace.engine.pooling import PoolingParams
 from headrace.engine.request import FinishReason
-from headrace.engine.scheduler import Batching
+from headrace.engine.scheduler import Batching, Policy
 from headrace.engine.sizing import peak_blocks
 
 MAX_LEN = 64
@@ -53,7 +53,7 @@ class Run:
         session: str | None = None,
         priority: int = 0,
     ) -> None:
-        request = self.engine.add(prompt, params, session=session, priority=priority)
+        request = self.engine.add(prompt, params, priority=priority)
         self.requests.append(request)
         if session is not None:
             self.last_of_session[session] = request
@@ -137,6 +137,8 @@ def engines(draw: st.DrawFn, allocators: list[Allocator]) -> tuple[ToyModel, Eng
         allocator=allocator,
         batching=draw(st.sampled_from(list(Batching))),
         eos_ids=frozenset(draw(st.sampled_from([[], [7], [1, 2, 3, 4, 5]]))),
+        prefix_caching=allocator is Allocator.PAGED and draw(st.sampled_from([True, True, False])),
+        schedule_policy=draw(st.sampled_from(list(Policy))),
     )
 
 
@@ -213,8 +215,8 @@ def check(run: Run) -> None:
             assert request.generations[0].finish_reason is FinishReason.ABORT
         run.events["preempted"] += request.num_preemptions
         run.events["cached"] += request.num_cached_tokens
-    for session in ("a", "b"):
-        run.engine.drop_history(session)
+    run.engine.check_invariants()
+    run.engine.clear_prefix_cache()
     run.engine.check_invariants()
     manager = run.engine.manager
     assert manager.free_counts == tuple(p.num_blocks for p in manager.pools), "a block leaked"
@@ -252,7 +254,10 @@ def test_the_events_really_happen(groups: str) -> None:
     """The property tests would be empty if tiny pools never preempted and chats never hit."""
     model = ToyModel(GROUPS[groups])
     least = [peak_blocks(g.window, MAX_LEN, 1, 4, frees_window=True) for g in model.groups]
-    run = Run(model, make_engine(model, max_model_len=MAX_LEN, max_num_seqs=3, num_blocks=least))
+    engine = make_engine(
+        model, max_model_len=MAX_LEN, max_num_seqs=3, num_blocks=least, prefix_caching=True
+    )
+    run = Run(model, engine)
     greedy = SamplingParams(max_tokens=24, temperature=0)
     steps: list[tuple[Any, ...]] = [
         ("add", list(range(30)), greedy, "a"),

@@ -134,22 +134,22 @@ def test_a_waiting_request_keeps_its_place() -> None:
     assert ends == sorted(ends)  # type: ignore[type-var]
 
 
-def test_a_session_survives_a_pause() -> None:
+def test_a_conversation_survives_a_pause() -> None:
     model = ToyModel()
-    engine = make_engine(model)
-    first = engine.add(list(range(12)), LONG, session="a")
+    engine = make_engine(model, prefix_caching=True)
+    first = engine.add(list(range(12)), LONG)
     steps(engine, 5)
     engine.pause(first)
     engine.resume(first)
     run_all(engine)
     turn = first.prompt_token_ids + first.generations[0].token_ids
-    second = engine.add([*turn, 3], LONG, session="a")
+    second = engine.add([*turn, 3], LONG)
     steps(engine, 2)
     engine.pause(second)
     run_all(engine)
     engine.abort(second)
     assert second.num_cached_tokens == len(turn) - 1
-    third = engine.add([*turn, 3, 4], LONG, session="a")
+    third = engine.add([*turn, 3, 4], LONG)
     run_all(engine)
     assert third.num_cached_tokens == len(turn) + 1
     assert tokens(third) == expected(model, third)

@@ -65,10 +65,10 @@ def test_every_sample_ends() -> None:
     assert [o.finish_reason for o in request.output().outputs] == ["length"] * 3
 
 
-def test_it_fills_the_cache_of_a_session() -> None:
-    engine = make_engine(ToyModel())
-    engine.add(PROMPT[:12], SamplingParams(max_tokens=0), session="a")
+def test_it_fills_the_prefix_cache() -> None:
+    engine = make_engine(ToyModel(), prefix_caching=True)
+    engine.add(PROMPT[:12], SamplingParams(max_tokens=0))
     run_all(engine)
-    request = engine.add(PROMPT[:14], SamplingParams(max_tokens=2), session="a")
+    request = engine.add(PROMPT[:14], SamplingParams(max_tokens=2))
     run_all(engine)
     assert request.num_cached_tokens == 12

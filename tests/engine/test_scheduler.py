@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
 from toy import FULL, window_group
 
 from headrace.engine.blocks import BlockManager
-from headrace.engine.history import Histories, common_prefix
+from headrace.engine.prefix.reuse import PrefixReuse
+from headrace.engine.prefix.tree import PrefixTree
 from headrace.engine.prepare import Preparer
 from headrace.engine.request import Sequence, Status
-from headrace.engine.scheduler import Batching, Plan, Scheduler, StepBudget
+from headrace.engine.scheduler import (
+    Batching,
+    Plan,
+    Policy,
+    Scheduler,
+    StepBudget,
+)
 
 
 class Bench:
@@ -24,18 +30,19 @@ class Bench:
         prefill: int | None = None,
         batching: Batching = Batching.CONTINUOUS,
         window: int | None = None,
+        caching: bool = False,
+        policy: Policy = Policy.FCFS,
     ) -> None:
         groups = [FULL] if window is None else [FULL, window_group(window)]
         self.manager = BlockManager(groups, [num_blocks] * len(groups), 4, 64)
-        self.histories = Histories(self.manager)
-        limits = StepBudget(seqs, budget, prefill or budget, batching)
-        self.scheduler = Scheduler(limits, self.manager, self.histories)
+        self.prefixes = PrefixReuse(self.manager, PrefixTree(self.manager) if caching else None)
+        limits = StepBudget(seqs, budget, prefill or budget, batching, policy=policy)
+        self.scheduler = Scheduler(limits, self.manager, self.prefixes)
         self.num = 0
 
-    def add(self, length: int, *, session: str | None = None, slots: int = 1) -> Sequence:
-        sequence = Sequence(
-            (self.num, 0), list(range(length)), 60, session=session, num_slots=slots
-        )
+    def add(self, length: int, *, first: int = 0, slots: int = 1) -> Sequence:
+        ids = list(range(first, first + length))
+        sequence = Sequence((self.num, 0), ids, 60, salt="", num_slots=slots)
         self.num += 1
         self.scheduler.add(sequence)
         return sequence
@@ -47,6 +54,7 @@ class Bench:
 
     def plan(self) -> Plan:
         plan = self.scheduler.schedule()
+        self.prefixes.settle()
         for sequence, count in zip(plan.sequences, plan.num_new_tokens, strict=True):
             sequence.num_computed_tokens += count
             sequence.num_stored_tokens = max(
@@ -58,6 +66,11 @@ class Bench:
                 sequence.tokens.append(0)
         self.manager.take_copies()
         return plan
+
+    def end(self, sequence: Sequence) -> None:
+        """Ends a sequence as the engine does."""
+        self.prefixes.keep(sequence)
+        self.scheduler.remove(sequence)
 
 
 def test_a_long_prompt_is_cut_and_decodes_keep_going() -> None:
@@ -166,36 +179,35 @@ def test_one_sequence_may_use_a_window_pool_smaller_than_its_chunk() -> None:
     assert not bench.scheduler.can_ever_fit(60)
 
 
-def test_a_kept_history_is_shared_then_copied_and_evicted_before_anyone_is_preempted() -> None:
-    bench = Bench(num_blocks=6)
-    turn = bench.add(6, session="s")
+def test_a_cached_prefix_is_shared_then_copied_and_evicted_before_anyone_is_preempted() -> None:
+    bench = Bench(num_blocks=6, caching=True)
+    turn = bench.add(6)
     bench.step()
-    turn.tokens = turn.tokens[:6]
-    bench.histories.keep("s", turn)
-    bench.scheduler.remove(turn)
+    bench.end(turn)
     assert bench.manager.free_counts == (4,)
 
-    following = bench.add(9, session="s")  # 0 … 8, and 0 … 5 are kept
+    following = bench.add(9)  # 0 … 8, and 0 … 5 are cached
     assert bench.step() == [(0 + 1, 3)]
     assert following.num_cached_tokens == 6
     assert following.blocks is not None
     assert following.blocks.held(0) == [0, 2, 3]  # block 1 was partly filled: copied to 2
-    bench.manager.check([following.blocks, *bench.histories.holders()])
+    bench.manager.check([following.blocks])
+    assert bench.prefixes.tree is not None
 
-    while len(bench.histories):
+    while following.num_computed_tokens < 22:  # 6 blocks: everything but what it shares has gone
         bench.step()
+    assert bench.manager.free_counts == (0,)
+    bench.manager.check([following.blocks])
     assert following.status is Status.RUNNING
     assert following.num_preemptions == 0
 
 
-def test_when_the_whole_prompt_is_kept_its_last_row_is_computed_but_not_written() -> None:
-    bench = Bench()
-    turn = bench.add(6, session="s")
+def test_when_the_whole_prompt_is_cached_its_last_row_is_computed_but_not_written() -> None:
+    bench = Bench(caching=True)
+    turn = bench.add(6)
     bench.step()
-    turn.tokens = turn.tokens[:6]
-    bench.histories.keep("s", turn)
-    bench.scheduler.remove(turn)
-    again = bench.add(6, session="s")
+    bench.end(turn)
+    again = bench.add(6)
     plan = bench.scheduler.schedule()
     assert plan.num_new_tokens == [1]
     assert again.num_cached_tokens == 5
@@ -234,14 +246,6 @@ def test_a_ragged_batch_by_hand() -> None:
     assert full.slots.tolist() == [6, 8, 9, 10]
     assert window.first_pos.tolist() == [0, 0]
     assert full.block_tables[:, :2].tolist() == [[0, 1], [2, -1]]
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "length"),
-    [([], [1], 0), ([1, 2, 3], [1, 2, 3], 3), ([1, 2], [1, 2, 3], 2), ([1, 9, 3], [1, 2, 3], 1)],
-)
-def test_common_prefix(a: list[int], b: list[int], length: int) -> None:
-    assert common_prefix(a, b) == common_prefix(b, a) == length
 
 
 def test_a_resumed_sequence_waits_for_room_with_its_blocks() -> None:

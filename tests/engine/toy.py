@@ -19,7 +19,7 @@ from headrace.engine.config import Allocator, EngineConfig
 from headrace.engine.core import Engine
 from headrace.engine.generation import Request
 from headrace.engine.outputs import Delta
-from headrace.engine.scheduler import Batching
+from headrace.engine.scheduler import Batching, Policy
 from headrace.engine.sizing import PoolPlan, plan_pools
 from headrace.ops.batch import Batch
 from headrace.ops.executor import Executor
@@ -240,6 +240,8 @@ def make_engine(
     seed: int | None = None,
     max_queue: int = 1000,
     vocabulary: Vocabulary | None = None,
+    prefix_caching: bool = False,
+    schedule_policy: Policy = Policy.FCFS,
 ) -> Engine:
     """An engine over the toy model that checks its invariants after every step."""
     if allocator is Allocator.NONE:
@@ -270,6 +272,8 @@ def make_engine(
         seed=seed,
         max_queue=max_queue,
         debug_invariants=True,
+        prefix_caching=prefix_caching,
+        schedule_policy=schedule_policy,
     )
     letters = Vocabulary(model.vocab_size, eos_ids, lambda skip: Letters(), letter)
     return Engine(model, vocabulary or letters, config)

@@ -198,7 +198,7 @@ async def play(seed: int, events: Counter[str]) -> None:
         await asyncio.gather(*tasks)
     assert clients.loop.alive
     clients.loop.stop()
-    assert engine.manager.free_counts == tuple(p.num_blocks for p in engine.manager.pools)
+    assert engine.manager.available_counts == tuple(p.num_blocks for p in engine.manager.pools)
     engine.check_invariants()
     assert not engine.requests()
     events += clients.habits

@@ -1,7 +1,7 @@
 """One case on a real engine: the seconds a user would wait, scheduling, sampling, detokenizing and
 stop checks included.
 
-Every measurement starts from an empty cache (but for the case's depth) and goes through
+Every measurement starts from an empty prefix cache (but for the case's depth) and goes through
 `Engine.add` and `Engine.step`. Tokens are drawn greedily, ends of text are ignored, so the number
 of tokens is what the case says. Model load is not included; `warm_up` is a run like any other whose
 result nobody keeps.
@@ -47,40 +47,34 @@ def run_case(engine: Engine, case: Case) -> Sample:
         prompt_ids(engine.vocabulary.num_ids, case.context, sequence)
         for sequence in range(case.batch)
     ]
-    sessions = _fill(engine, case, ids) if case.depth and case.kind is not Kind.DECODE else None
+    engine.clear_prefix_cache()
     try:
+        if case.depth and case.kind is not Kind.DECODE:
+            _fill(engine, case, ids)
         match case.kind:
             case Kind.PREFILL:
-                return _prefill(engine, case, ids[0], sessions)
+                return _prefill(engine, case, ids[0])
             case Kind.DECODE:
                 return _decode(engine, case, ids[0])
             case Kind.BATCH:
-                return _batch(engine, case, ids, sessions)
+                return _batch(engine, case, ids)
     finally:
         for request in engine.requests():  # after Ctrl-C or an error
             engine.abort(request)
-        for session in sessions or ():
-            engine.drop_history(session)
+        engine.clear_prefix_cache()
 
 
-def _fill(engine: Engine, case: Case, ids: Sequence[list[int]]) -> list[str]:
-    """Puts the first `depth` tokens of every sequence into the cache, under a session each."""
-    sessions = [f"bench-{i}" for i in range(case.batch)]
-    params = GREEDY.replace(max_tokens=1)
-    for session, own in zip(sessions, ids, strict=True):
-        engine.add(own[: case.depth], params, session=session)
+def _fill(engine: Engine, case: Case, ids: Sequence[list[int]]) -> None:
+    """Puts the first `depth` tokens of every sequence into the cache."""
+    for own in ids:
+        engine.add(own[: case.depth], GREEDY.replace(max_tokens=1))
     while engine.has_work:
         engine.step()
-    return sessions
 
 
-def _prefill(engine: Engine, case: Case, ids: list[int], sessions: list[str] | None) -> Sample:
+def _prefill(engine: Engine, case: Case, ids: list[int]) -> Sample:
     begin = time.perf_counter()
-    request = engine.add(
-        ids[: case.depth + case.num_prompt],
-        GREEDY.replace(max_tokens=1),
-        session=sessions[0] if sessions else None,
-    )
+    request = engine.add(ids[: case.depth + case.num_prompt], GREEDY.replace(max_tokens=1))
     while engine.has_work:
         engine.step()
     seconds = time.perf_counter() - begin
@@ -102,16 +96,10 @@ def _decode(engine: Engine, case: Case, ids: list[int]) -> Sample:
     return Sample(seconds, case.num_output, tpot_s=seconds / case.num_output)
 
 
-def _batch(
-    engine: Engine, case: Case, ids: Sequence[list[int]], sessions: Sequence[str | None] | None
-) -> Sample:
+def _batch(engine: Engine, case: Case, ids: Sequence[list[int]]) -> Sample:
     params = GREEDY.replace(max_tokens=case.num_output)
-    keys: Sequence[str | None] = sessions or [None] * case.batch
     begin = time.perf_counter()
-    requests = [
-        engine.add(own[: case.depth + case.num_prompt], params, session=session)
-        for own, session in zip(ids, keys, strict=True)
-    ]
+    requests = [engine.add(own[: case.depth + case.num_prompt], params) for own in ids]
     waiting = [request.generations[0].token_ids for request in requests]
     while engine.has_work and waiting:
         engine.step()

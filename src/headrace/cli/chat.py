@@ -113,7 +113,7 @@ def _turn(
     """One answer, streamed; None when the conversation no longer fits the context."""
     parts: list[str] = []
     try:
-        stream = llm.stream_chat(messages, params, session="terminal")
+        stream = llm.stream_chat(messages, params)
     except PromptError as error:
         print(
             f"headrace: the conversation no longer fits the context of {llm.config.max_model_len} "

@@ -46,6 +46,18 @@ KVMemory = Annotated[
     str | None,
     typer.Option("--kv-cache-memory", help="KV budget, e.g. 512MiB.", show_default=False),
 ]
+PrefixCaching = Annotated[
+    bool | None,
+    typer.Option(
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        help="Keep what was computed for later requests (default: yes).",
+        show_default=False,
+    ),
+]
+SchedulePolicy = Annotated[
+    str,
+    typer.Option(help="Who waits least: fcfs (first come) or lpm (longest cached prefix)."),
+]
 BlockSize = Annotated[int, typer.Option(help="Positions per KV block (multiple of 16).")]
 ChunkTokens = Annotated[
     int | None,

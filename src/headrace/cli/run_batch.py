@@ -68,6 +68,8 @@ def run_batch(
     kv_cache_memory: o.KVMemory = None,
     kv_cache_dtype: o.KVFormat = "bf16",
     block_size: o.BlockSize = 16,
+    enable_prefix_caching: o.PrefixCaching = None,
+    schedule_policy: o.SchedulePolicy = "fcfs",
     threads: o.Threads = None,
     chat_template: o.ChatTemplate = None,
     quantize: o.Quantize = None,
@@ -114,6 +116,8 @@ def run_batch(
         options = EngineOptions(
             max_num_seqs=max_num_seqs,
             block_size=block_size,
+            enable_prefix_caching=enable_prefix_caching,
+            schedule_policy=schedule_policy,
             kv_cache_dtype=kv_cache_dtype,
             max_queue=max_num_seqs + settings.max_queued_requests,
             max_model_len=max_model_len,

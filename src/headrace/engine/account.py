@@ -60,7 +60,7 @@ class StepRecord:
     whose final hidden values were. pairs: (query, position) pairs that attention computed in one
     layer, by the window of the layer in Limits.windows. num_preempted: sequences that lost their
     blocks. num_running, num_waiting, num_paused, held_bytes: after the step; held_bytes: of KV
-    blocks that somebody holds. limit: None without limits, and for a step that failed.
+    blocks that a request holds. limit: None without limits, and for a step that failed.
     """
 
     started_s: float
@@ -153,7 +153,7 @@ class StepAccount:
                 len(scheduler.waiting),
                 len(scheduler.paused),
                 sum(
-                    (pool.num_blocks - pool.num_free) * size
+                    (pool.num_blocks - pool.num_free - pool.num_reclaimable) * size
                     for pool, size in zip(scheduler.manager.pools, sizes, strict=True)
                 ),
                 pairs,

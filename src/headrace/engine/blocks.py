@@ -6,8 +6,8 @@
     block         −1    7    2        column 0 was freed: its last position 3 ≤ 11 − 6
                   ^first_columns = 1   ^num_columns = 3
 
-A block has a reference count = the number of tables that hold it (of sequences, pins and kept
-histories) plus the number of times that the prefix tree holds it (tree_counts). A block that only
+A block has a reference count = the number of tables that hold it (of sequences, pins …)
+plus the number of times that the prefix tree holds it (tree_counts). A block that only
 the tree holds can be had by eviction (num_reclaimable). A block with more than one holder is never
 written: `extend` first gives the writer its own copy and notes the pair in `pending_copies`, which
 the step hands to the executor, in order, before it runs. Invariants: `check`.
@@ -152,7 +152,7 @@ class RunPool(BlockPool):
 
 
 class SequenceBlocks:
-    """The block tables of one holder: a sequence or a kept history.
+    """The block tables of one holder: a sequence, or whatever else keeps blocks for later.
 
     tables[g]: int32 [max columns]; −1 where nothing is held. Columns [first_columns[g],
     num_columns[g]) are held, in every group. num_writable: positions below it, from the next one to
@@ -231,6 +231,11 @@ class BlockManager:
     def free_counts(self) -> tuple[int, ...]:
         return tuple(pool.num_free for pool in self.pools)
 
+    @property
+    def available_counts(self) -> tuple[int, ...]:
+        """Blocks of each group that requests could have now: free, or cached and used by nobody."""
+        return tuple(pool.num_free + pool.num_reclaimable for pool in self.pools)
+
     def open(self, max_positions: int) -> SequenceBlocks | None:
         """Empty tables for a holder that may reach max_positions. None = no room (contiguous)."""
         return SequenceBlocks(self.num_groups, self.max_columns)
@@ -249,6 +254,19 @@ class BlockManager:
                 return 0
             end = min(end, (columns + free) * size)
         return max(end - start, 0)
+
+    def missing(self, blocks: SequenceBlocks, start: int, num_tokens: int) -> list[int]:
+        """Blocks of each group that have to become free before extend(blocks, start, num_tokens)
+        has all it takes."""
+        end_column = ceil_div(start + num_tokens, self.block_size)
+        counts = []
+        for group, pool in enumerate(self.pools):
+            columns = blocks.num_columns[group]
+            need = max(end_column - columns, 0)
+            if start < columns * self.block_size:
+                need += self._num_shared(blocks, group, start)
+            counts.append(max(need - pool.num_free, 0))
+        return counts
 
     def extend(self, blocks: SequenceBlocks, start: int, num_tokens: int) -> None:
         """Makes positions [start, start + num_tokens) writable by this holder alone.

@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headrace.engine.scheduler import Batching
+from headrace.engine.scheduler import Batching, Policy
 from headrace.engine.sizing import PoolPlan, plan_pools
 from headrace.engine.speculation.choice import (
     MAX_DRAFT_TOKENS,
@@ -64,6 +64,9 @@ class EngineOptions:
     speculative: who guesses tokens ahead: "off" | "ngram" | "draft"; num_draft_tokens: how many in
     every round, 1 … 64, or "auto" (as many as pay); acceptance: "coupled" | "rejection". Defaults
     of requests that choose nothing of their own. See docs/speculation.md.
+    enable_prefix_caching: keep computed prefixes for later requests (auto: with kv_allocator
+    "paged", the only one that can). schedule_policy: "fcfs" (first come, first served) | "lpm"
+    (the request with the longest cached prefix first).
     seed: makes unseeded requests repeatable. max_queue: most requests that wait.
     num_threads: worker threads (auto: the CPUs this process may use).
     weight_cache: "on", "off" or a directory for packed weights (auto: HEADRACE_WEIGHT_CACHE, else
@@ -82,6 +85,8 @@ class EngineOptions:
     speculative: str = "off"
     num_draft_tokens: int | str = "auto"
     acceptance: str = "coupled"
+    enable_prefix_caching: bool | None = None
+    schedule_policy: str = "fcfs"
     num_threads: int | None = None
     seed: int | None = None
     max_queue: int = 10_000
@@ -118,6 +123,8 @@ class EngineConfig:
     debug_invariants: bool
     weight_cache: Path | None = None
     speculation: Choice = NO_SPECULATION
+    prefix_caching: bool = False
+    schedule_policy: Policy = Policy.FCFS
 
     def describe(self) -> str:
         """One line for people: the limits in force."""
@@ -219,6 +226,8 @@ def resolve(
         debug_invariants=machine.debug_invariants,
         weight_cache=directory_of(options.weight_cache or machine.weight_cache, machine.packed_dir),
         speculation=_speculation(options, allocator),
+        prefix_caching=_prefix_caching(options.enable_prefix_caching, allocator),
+        schedule_policy=_choice("schedule_policy", options.schedule_policy, Policy),
     )
 
 
@@ -236,6 +245,19 @@ def _speculation(options: EngineOptions, allocator: Allocator) -> Choice:
             )
         number = _integer("num_draft_tokens", options.num_draft_tokens, 1, MAX_DRAFT_TOKENS)
     return Choice(speculative, number, _choice("acceptance", options.acceptance, Acceptance))
+
+
+def _prefix_caching(wanted: object, allocator: Allocator) -> bool:
+    if wanted is None:
+        return allocator is Allocator.PAGED
+    if not isinstance(wanted, bool):
+        raise UsageError(f"enable_prefix_caching = {wanted!r} is neither true nor false.")
+    if wanted and allocator is not Allocator.PAGED:
+        raise UsageError(
+            f'enable_prefix_caching needs kv_allocator "paged": with "{allocator.value}" no blocks '
+            f"are shared."
+        )
+    return wanted
 
 
 def _pools(

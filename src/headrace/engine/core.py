@@ -25,12 +25,14 @@ from headrace.engine.config import Allocator, EngineConfig
 from headrace.engine.constraint import Constraint
 from headrace.engine.drawing import Drawing
 from headrace.engine.generation import Generation, Request, generation_of
-from headrace.engine.history import Histories
 from headrace.engine.invariants import check_invariants
 from headrace.engine.outputs import Delta
 from headrace.engine.params import SamplingParams
 from headrace.engine.pooled_rows import PooledRows
 from headrace.engine.pooling import Pooler, PoolingParams
+from headrace.engine.prefix.pins import Pin
+from headrace.engine.prefix.reuse import PrefixReuse
+from headrace.engine.prefix.tree import PrefixTree
 from headrace.engine.prepare import Preparer
 from headrace.engine.report import report
 from headrace.engine.request import FinishReason, Sequence, Status
@@ -77,7 +79,8 @@ class Engine:
         self._executor = executor
         self._whole_history = config.kv_allocator is Allocator.NONE
         self.manager = self._make_manager(executor, config)
-        self.histories = Histories(self.manager)
+        tree = PrefixTree(self.manager) if config.prefix_caching else None
+        self.prefixes = PrefixReuse(self.manager, tree)
         self.scheduler = Scheduler(
             StepBudget(
                 config.max_num_seqs,
@@ -86,9 +89,10 @@ class Engine:
                 config.batching,
                 self._whole_history,
                 max(config.max_num_seqs, MAX_LOGIT_ROWS),
+                config.schedule_policy,
             ),
             self.manager,
-            self.histories,
+            self.prefixes,
         )
         self._preparer = self.preparer_type(
             num_groups=self.manager.num_groups,
@@ -166,17 +170,17 @@ class Engine:
         params: SamplingParams | PoolingParams,
         *,
         prompt: str | None = None,
-        session: str | None = None,
+        cache_salt: str = "",
         priority: int = 0,
         arrived_s: float | None = None,
         constraint: Constraint | None = None,
     ) -> Request:
         """Queues a request and returns its handle; `check` errors, and QueueFullError when the
-        queue is full. params: SamplingParams for text, PoolingParams for a vector. session: key of
-        a kept history to extend and leave behind. priority: lower = earlier, −100 … 100; see
-        admission.rank_of. arrived_s: time.monotonic() of its arrival, before tokenization; None =
-        now. constraint: what every sample has to follow, in its first state; the request owns it
-        from here on."""
+        queue is full. params: SamplingParams for text, PoolingParams for a vector. cache_salt:
+        cached prefixes are shared only between requests of the same salt. priority: lower =
+        earlier, −100 … 100; see admission.rank_of. arrived_s: time.monotonic() of its arrival,
+        before tokenization; None = now. constraint: what every sample has to follow, in its first
+        state; the request owns it from here on."""
         self.check(prompt_token_ids, params)
         if not self.has_queue_room:
             raise QueueFullError(
@@ -186,7 +190,7 @@ class Engine:
         if isinstance(params, PoolingParams):
             assert constraint is None, "a constraint, and nothing to draw"
             pooler = Pooler(params, len(prompt_token_ids), self._executor.hidden_size)
-            params, session = _PROMPT_ONLY, None
+            params = _PROMPT_ONLY
         if params.structured_outputs is not None and constraint is None:
             raise UsageError(
                 "structured_outputs needs its compiled constraint; LLM passes it, and so must "
@@ -218,8 +222,8 @@ class Engine:
             max_num_tokens(len(prompt_token_ids), params, self.config),
             num_slots=params.n,
             rank=rank_of(request_id, priority),
-            session=None if self._whole_history else session,
-            reuses_history=params.prompt_logprobs is None,
+            salt=None if pooler is not None else cache_salt,
+            reuses_prefix=params.prompt_logprobs is None,
         )
         request.generations.append(
             Generation(request, 0, sequence, state, self.vocabulary.stream(params), constraint)
@@ -261,9 +265,25 @@ class Engine:
         """Handles of all requests that have not finished, oldest first."""
         return list(self._requests.values())
 
-    def drop_history(self, session: str) -> None:
-        """Frees what a session kept."""
-        self.histories.drop(session)
+    def clear_prefix_cache(self) -> None:
+        """Forgets all cached prefixes that are not pinned; what runs goes on."""
+        self.prefixes.clear()
+
+    def pin_prefix(
+        self, token_ids: list[int], *, cache_salt: str = "", ttl_s: float | None = None
+    ) -> Pin:
+        """Keeps what is cached of a prefix until `release_pin`, at most ttl_s seconds. Raises
+        UsageError (nothing cached, caching off) or CapacityError (pins hold too much)."""
+        if self.prefixes.pins is None:
+            raise UsageError("The prefix cache is off, so nothing can be pinned.")
+        now = time.monotonic()
+        self.prefixes.pins.expire(now)
+        expires = None if ttl_s is None else now + ttl_s
+        return self.prefixes.pins.pin(token_ids, cache_salt, expires)
+
+    def release_pin(self, pin_id: int) -> bool:
+        """Ends a pin; whether there was one. What it held stays cached like anything else."""
+        return self.prefixes.pins is not None and self.prefixes.pins.release(pin_id)
 
     @property
     def has_work(self) -> bool:
@@ -278,6 +298,8 @@ class Engine:
         if not scheduler.has_work:
             return []
         started_s = time.monotonic() if self.account is not None else 0.0
+        if self.prefixes.pins:
+            self.prefixes.pins.expire(time.monotonic())
         speculator = self.speculator
         if speculator.num_requests:
             plan = scheduler.schedule(speculator.propose(scheduler.running))
@@ -285,11 +307,11 @@ class Engine:
             plan = scheduler.schedule()
         if plan.admitted or plan.preempted or plan.reclaimed:
             self._note_schedule(plan)
-        prompt_rows = self._scorer.rows(plan) if self._num_scored else []
-        hidden_rows = self._pooled_rows.rows(plan) if self._num_pooled else None
-        batch, drawing = self._preparer.build(plan, prompt_rows)
-        failed = False
+        batch, hidden_rows, failed = None, None, False
         try:
+            prompt_rows = self._scorer.rows(plan) if self._num_scored else []
+            hidden_rows = self._pooled_rows.rows(plan) if self._num_pooled else None
+            batch, drawing = self._preparer.build(plan, prompt_rows)
             if self.manager.pending_copies:
                 self._copy_blocks()
             logits = self._executor.run(batch)
@@ -297,7 +319,11 @@ class Engine:
             if hidden_rows is not None:
                 unscored += self._pooled_rows.collect(plan, batch, hidden_rows)
         except BaseException as error:
-            # Whose fault it was cannot be known, and memory may be half written: all of them end.
+            # Whose fault it was cannot be known, and memory may be half written: all of them end,
+            # and nobody may build on what they were to write.
+            self.prefixes.clear()
+            self.manager.take_copies()
+            self.scheduler.take_back(plan)
             speculator.close_step(None)
             if not isinstance(error, Exception):  # Ctrl-C
                 self._fail(plan.sequences, None, FinishReason.ABORT)
@@ -308,6 +334,7 @@ class Engine:
             deltas = self._fail(plan.sequences, f"The step failed: {error!r}")
             failed = True
         else:
+            self.prefixes.settle()
             self._commit(plan)
             deltas = []
             if unscored:
@@ -319,7 +346,7 @@ class Engine:
         if self._whole_history:
             self._settle()
         self.num_steps += 1
-        if self.account is not None:
+        if self.account is not None and batch is not None:
             num_hidden = 0 if hidden_rows is None else len(hidden_rows)
             self.account.note(self, started_s, plan, batch, num_hidden, failed=failed)
         if self.config.debug_invariants:
@@ -334,7 +361,6 @@ class Engine:
             request = generation_of(sequence).request
             if request.first_token_s is None:
                 request.scheduled_s = time.monotonic()
-                request.num_cached_tokens = sequence.num_cached_tokens
                 request.cache_note = sequence.cache_note
 
     def _copy_blocks(self) -> None:
@@ -413,17 +439,14 @@ class Engine:
     # ---- ends -------------------------------------------------------------------------------
 
     def _retire(self, generation: Generation, *, keep: bool = True) -> None:
-        """Takes an ended sample out of the scheduler; its blocks stay for its session, if it has
-        one and they are sound (keep)."""
+        """Takes an ended sample out of the scheduler; what it computed stays in the prefix tree, if
+        it is sound (keep)."""
         sequence = generation.sequence
-        if (
-            keep
-            and sequence.session is not None
-            and sequence.blocks is not None
-            and sequence.num_computed_tokens > 0
-            and generation.finish_reason is not FinishReason.ERROR
-        ):
-            self.histories.keep(sequence.session, sequence)
+        if generation.finish_reason is FinishReason.ERROR:
+            if generation.is_corrupted:
+                self.prefixes.forget(sequence)
+        elif keep:
+            self.prefixes.keep(sequence)
         if sequence.status is not Status.FINISHED:
             self.scheduler.remove(sequence)
         self.speculator.forget(generation)
@@ -464,12 +487,11 @@ class Engine:
             for s in (*self.scheduler.running, *self.scheduler.parked)
             if s.blocks is not None
         ]
-        holders += self.histories.filled()
         return self.manager.usage(holders, self.config.pools.block_bytes)
 
     def check_invariants(self) -> None:
         """Raises AssertionError when block counts, queues or sequences disagree."""
-        check_invariants(self.scheduler, self.histories)
+        check_invariants(self.scheduler)
         pooled = sum(r.pooler is not None for r in self._requests.values())
         drawless = sum(r.params.max_tokens == 0 for r in self._requests.values())
         assert (self._num_pooled, self._num_drawless) == (pooled, drawless)

@@ -170,6 +170,8 @@ class Drawing:
                 parent.max_num_tokens,
                 num_prompt_tokens=parent.num_prompt_tokens,
                 rank=parent.place[0],
+                salt=parent.salt,
+                reuses_prefix=parent.reuses_prefix,
             )
             state = first.sampler_state.fork(index)
             stream = self._vocabulary.stream(request.params)

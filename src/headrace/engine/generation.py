@@ -287,7 +287,6 @@ class Request:
         self.speculation: Choice | None = None  # of a request that speculates; and what it did
         self.speculation_account: SpeculationAccount | None = None
         self.num_computed_tokens = 0
-        self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.cache_note: str | None = None
         self.paused_s = 0.0  # up to the last note_pause
@@ -298,6 +297,11 @@ class Request:
         self.scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.finished_s: float | None = None
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Positions of the prompt that were not computed for it."""
+        return self.generations[0].sequence.num_cached_tokens
 
     @property
     def finished(self) -> bool:

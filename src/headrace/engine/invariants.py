@@ -3,12 +3,11 @@ engine with HEADRACE_DEBUG_INVARIANTS=1."""
 
 from __future__ import annotations
 
-from headrace.engine.history import Histories
 from headrace.engine.request import Sequence, Status
 from headrace.engine.scheduler import Scheduler
 
 
-def check_invariants(scheduler: Scheduler, histories: Histories) -> None:
+def check_invariants(scheduler: Scheduler) -> None:
     """Raises AssertionError when block counts, queues or sequences disagree."""
     running, waiting, paused = scheduler.running, scheduler.waiting, scheduler.paused
     for queue, status in (
@@ -24,7 +23,9 @@ def check_invariants(scheduler: Scheduler, histories: Histories) -> None:
     held = [s.blocks for s in (*running, *parked) if s.blocks is not None]
     assert len(held) == len(running) + len(parked), "a running sequence has no tables"
     assert sum(s.num_slots for s in running) <= scheduler.budget.max_num_seqs, "too many run"
-    scheduler.manager.check([*held, *histories.holders()])
+    scheduler.manager.check([*held, *scheduler.prefixes.holders()])
+    if scheduler.prefixes.tree is not None:
+        scheduler.prefixes.tree.check()
     for sequence in (*running, *parked):
         _check_sequence(sequence, scheduler)
 

@@ -73,6 +73,8 @@ class LLM:
         speculative: str = "off",
         num_draft_tokens: int | str = "auto",
         acceptance: str = "coupled",
+        enable_prefix_caching: bool | None = None,
+        schedule_policy: str = "fcfs",
         num_threads: int | None = None,
         seed: int | None = None,
         max_queue: int = 10_000,
@@ -105,6 +107,8 @@ class LLM:
                 "speculative": speculative,
                 "num_draft_tokens": num_draft_tokens,
                 "acceptance": acceptance,
+                "enable_prefix_caching": enable_prefix_caching,
+                "schedule_policy": schedule_policy,
                 "num_threads": num_threads,
                 "seed": seed,
                 "max_queue": max_queue,
@@ -134,7 +138,6 @@ class LLM:
         self._lock = threading.RLock()
         self._streams: dict[int, deque[Delta]] = {}
         self._abandoned: deque[Request] = deque()  # of streams that were dropped before their end
-        self._num_sessions = 0
 
     # ---- whole results ----------------------------------------------------------------------
 
@@ -158,23 +161,20 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        session: str | None = None,
         progress: Progress | None = None,
         **template_options: Any,
     ) -> list[RequestOutput]:
         """Answers one conversation, or several, through the model's chat template.
 
-        session: a name under which this conversation's KV is kept; the next call with the same
-        name reuses what its prompt has in common with it (num_cached_tokens tells how much).
-        template_options: see formats.chat_template.ChatTemplate.render.
+        What a conversation has in common with earlier ones is not computed again
+        (num_cached_tokens tells how much). template_options: see
+        formats.chat_template.ChatTemplate.render.
         """
         many = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = messages if many else [messages]
-        if session is not None and len(conversations) > 1:
-            raise UsageError("session names one conversation, and several were given.")
         ids = [self.encode_chat(conversation, **template_options) for conversation in conversations]
         jobs = self._read([self._shown(i) for i in ids], sampling_params)
-        return self._run(jobs, progress, session)
+        return self._run(jobs, progress)
 
     def embed(
         self,
@@ -199,13 +199,11 @@ class LLM:
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
-        *,
-        session: str | None = None,
     ) -> Stream:
         """Queues one prompt and returns its deltas as they come; see Stream."""
         [job] = self._read([prompt], sampling_params)
         with self._lock:
-            request = self._add(job, session)
+            request = self._add(job)
             self._streams[request.request_id] = deque()
         return Stream(self, request)
 
@@ -213,13 +211,11 @@ class LLM:
         self,
         messages: Sequence[Message],
         sampling_params: SamplingParams | None = None,
-        *,
-        session: str | None = None,
         **template_options: Any,
     ) -> Stream:
         """The streaming form of `chat`, for one conversation."""
         ids = self.encode_chat(messages, **template_options)
-        return self.stream(self._shown(ids), sampling_params, session=session)
+        return self.stream(self._shown(ids), sampling_params)
 
     def abort(self, request: Request | Stream, reason: str | None = None) -> None:
         """Ends a request in any state. Its last deltas still reach its stream. reason: see
@@ -232,15 +228,13 @@ class LLM:
     # ---- conversations ----------------------------------------------------------------------
 
     def session(self, *, system: str | None = None) -> Session:
-        """A conversation that remembers its messages and keeps their KV."""
-        with self._lock:
-            self._num_sessions += 1
-            return Session(self, f"session-{self._num_sessions}", system)
+        """A conversation that remembers its messages."""
+        return Session(self, system)
 
-    def drop_session(self, session: str) -> None:
-        """Frees the KV kept under a session name."""
+    def clear_prefix_cache(self) -> None:
+        """Forgets all cached prefixes; what runs goes on."""
         with self._lock:
-            self.engine.drop_history(session)
+            self.engine.clear_prefix_cache()
 
     # ---- text -------------------------------------------------------------------------------
 
@@ -321,7 +315,6 @@ class LLM:
         self,
         jobs: list[Job],
         progress: Progress | None,
-        session: str | None = None,
     ) -> list[RequestOutput]:
         requests: list[Request] = []
         open_requests: list[Request] = []
@@ -331,7 +324,7 @@ class LLM:
             while pending or open_requests:
                 with self._lock:
                     while pending and self.engine.has_queue_room:
-                        request = self._add(pending.popleft(), session)
+                        request = self._add(pending.popleft())
                         requests.append(request)
                         open_requests.append(request)
                     self._step()
@@ -348,14 +341,11 @@ class LLM:
                 self.abort(request)
         return [request.output() for request in requests]
 
-    def _add(self, job: Job, session: str | None) -> Request:
-        if session is not None and not isinstance(session, str):
-            raise UsageError(f"session is a name, not {type(session).__name__}.")
+    def _add(self, job: Job) -> Request:
         return self.engine.add(
             job.prompt.token_ids,
             job.params,
             prompt=job.prompt.text,
-            session=session,
             constraint=None if job.grammar is None else job.grammar.start(),
         )
 
@@ -433,9 +423,8 @@ class Session:
     """One conversation. messages: what has been said; may be read, and edited between turns (the
     next turn then reuses the KV up to the first difference)."""
 
-    def __init__(self, llm: LLM, name: str, system: str | None) -> None:
+    def __init__(self, llm: LLM, system: str | None) -> None:
         self._llm = llm
-        self.name = name
         self.messages: list[dict[str, Any]] = []
         if system is not None:
             self.messages.append({"role": "system", "content": system})
@@ -445,7 +434,7 @@ class Session:
     ) -> RequestOutput:
         """One turn: adds the user's message, answers, remembers the answer (sample 0)."""
         turn = [*self.messages, {"role": "user", "content": text}]
-        [output] = self._llm.chat(turn, sampling_params, session=self.name, **template_options)
+        [output] = self._llm.chat(turn, sampling_params, **template_options)
         self.remember(text, output.outputs[0].text)
         return output
 
@@ -454,13 +443,9 @@ class Session:
     ) -> Stream:
         """One turn as a stream. Call `remember` with the answer when it has ended."""
         turn = [*self.messages, {"role": "user", "content": text}]
-        return self._llm.stream_chat(turn, sampling_params, session=self.name, **template_options)
+        return self._llm.stream_chat(turn, sampling_params, **template_options)
 
     def remember(self, text: str, answer: str) -> None:
         """Adds a finished turn to the messages."""
         self.messages.append({"role": "user", "content": text})
         self.messages.append({"role": "assistant", "content": answer})
-
-    def close(self) -> None:
-        """Frees the kept KV."""
-        self._llm.drop_session(self.name)

@@ -34,9 +34,9 @@ class RequestMetrics:
     queue_s: arrival → last admission. prefill_s: last admission → first token (→ end where none is
     drawn). decode_s: first → last token of the slowest sample. time_to_first_token_s: arrival →
     first token. paused_s: of these, time in which it was paused.
-    num_cached_tokens: prompt positions taken from a kept history; num_computed_tokens: positions
-    computed for this request, repeats after preemption included. cache_note: why a kept history
-    was not used, when there was one. step_s: time of all steps it took part in, with whomever;
+    num_cached_tokens: prompt positions taken from the prefix cache; num_computed_tokens: positions
+    computed for this request, repeats after preemption included. cache_note: why less of the
+    cache was used than matched. step_s: time of all steps it took part in, with whomever;
     bound_s: the least that those steps could take (limits/step_limits.py). How close it ran to the
     limit is bound_s / step_s. None where no limits are known. speculation: of all samples together;
     None for a request that does not speculate.

@@ -53,7 +53,7 @@ class SamplingParams:
     seed: 0 … 2⁶⁴−1; None = one from the operating system, reported with the output.
     max_tokens: None = up to the end of the context; not given = 16, or fewer where the context
         ends. One that was given and does not fit behind the prompt is refused. 0 = only the prompt
-        is computed, and nothing drawn: for prompt_logprobs, or to fill a session's cache.
+        is computed, and nothing drawn: for prompt_logprobs, or to fill the prefix cache.
     min_tokens: stop ids and end-of-text ids cannot be drawn before so many output tokens.
     stop: string or strings that end the text; stop_token_ids: ids that end it.
     ignore_eos: the model's own end ids do not stop.

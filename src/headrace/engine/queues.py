@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import insort
 
 from headrace.engine.blocks import BlockManager
-from headrace.engine.history import Histories
+from headrace.engine.prefix.reuse import PrefixReuse
 from headrace.engine.request import Sequence, Status
 
 
@@ -26,12 +26,13 @@ class Queues:
     """waiting, running and paused: sequences by age, oldest first; each is in at most one of them.
     parked: those that hold blocks while they do not run, paused or resumed.
 
+    prefixes: where blocks that are given up stay for later, until somebody needs the room.
     keeps_blocks: whether blocks stay with a sequence between steps at all (no_cache: no).
     """
 
-    def __init__(self, manager: BlockManager, histories: Histories, *, keeps_blocks: bool) -> None:
+    def __init__(self, manager: BlockManager, prefixes: PrefixReuse, *, keeps_blocks: bool) -> None:
         self.manager = manager
-        self.histories = histories
+        self.prefixes = prefixes
         self._keeps_blocks = keeps_blocks
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -100,12 +101,13 @@ class Queues:
         return victim
 
     def _lose_blocks(self, sequence: Sequence) -> None:
-        """For others: what it computed has to be computed again."""
+        """For others: what it computed may have to be computed again."""
+        self.prefixes.keep(sequence)
         self._free(sequence)
         sequence.num_preemptions += 1
 
     def _free(self, sequence: Sequence) -> None:
-        """Frees the blocks; everything would have to be computed again."""
+        """Gives up the blocks, and with them what is computed."""
         if sequence.blocks is not None:
             self.manager.close(sequence.blocks)
             sequence.blocks = None

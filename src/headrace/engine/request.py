@@ -50,22 +50,28 @@ class Sequence:
     num_stored_tokens: ≥ num_computed_tokens; positions below it must not be written again. It is
         larger only after a hit on the whole prompt: the last token is computed for its logits
         while its entry stays where it is, in a shared block.
+    num_cached_tokens: prompt positions that others had computed before it.
     num_slots: running places it counts for (its not yet forked siblings included).
     draws: whether a token is ever drawn; else it ends when its prompt is computed.
     drafts: guesses of the tokens behind the newest one, which the step computes along with it;
         cut by the scheduler where there is no room, empty between steps.
-    session: key of the kept history it may extend and will leave behind, if any.
+    salt: of the part of the prefix tree that it may reuse and adds to; None: it takes no part.
+    reuses_prefix: whether it may start behind a cached prefix. branch: where it left a path that
+        others had taken before the cache could be used that far (prefix/reuse.py); 0 = nowhere.
+    num_overtaken: newer sequences that were admitted before it.
     owner: what its tokens are drawn for (generation.py); scheduling only carries it.
     """
 
     __slots__ = (
         "blocks",
+        "branch",
         "cache_note",
         "drafts",
         "draws",
         "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_overtaken",
         "num_preemptions",
         "num_prompt_tokens",
         "num_slots",
@@ -73,8 +79,8 @@ class Sequence:
         "order",
         "owner",
         "place",
-        "reuses_history",
-        "session",
+        "reuses_prefix",
+        "salt",
         "status",
         "tokens",
     )
@@ -88,8 +94,8 @@ class Sequence:
         num_prompt_tokens: int | None = None,
         num_slots: int = 1,
         rank: int | None = None,
-        session: str | None = None,
-        reuses_history: bool = True,
+        salt: str | None = None,
+        reuses_prefix: bool = True,
     ) -> None:
         self.order = order
         self.place = (order[0] if rank is None else rank, *order)
@@ -101,8 +107,10 @@ class Sequence:
         self.num_computed_tokens = 0
         self.num_stored_tokens = 0
         self.num_slots = num_slots
-        self.session = session
-        self.reuses_history = reuses_history
+        self.salt = salt
+        self.reuses_prefix = reuses_prefix
+        self.branch = 0
+        self.num_overtaken = 0
         self.status = Status.NEW
         self.blocks: SequenceBlocks | None = None
         self.num_preemptions = 0

@@ -6,11 +6,12 @@ text; so the simulator can drive the very same code. One call of `schedule` deci
 1. Tokens. Sequences that want one token (decodes) come first, so that a long prompt never stalls
    them; then the others share what is left of the token budget, oldest first (chunked prefill).
    Drafts of decodes take up to half of what is left, more where nobody else wants it, and
-   only blocks that are free anyway.
-2. Blocks, oldest first. When there are none left: kept histories go first, then the blocks of
-   paused sequences, then the newest running sequence is preempted (its blocks freed, everything
-   recomputed later). An older sequence is never preempted for a newer one and a request that cannot
-   fit alone was refused at the door, so the oldest always advances: no livelock.
+   only blocks that are free anyway or cached.
+2. Blocks, oldest first. When there are none left: cached prefixes that nobody uses go first, then
+   the blocks of paused sequences, then the newest running sequence is preempted (its blocks given
+   up, recomputed later as far as the cache could not keep them). An older sequence is never
+   preempted for a newer one and a request that cannot fit alone was refused at the door, so the
+   oldest always advances: no livelock.
 3. Admission from the head of the waiting queue (first come, first served), unless something was
    just preempted. With others running, a newcomer must fit with all tokens it has today, beside
    what the running ones still need for theirs: this keeps preemption rare.
@@ -25,7 +26,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from headrace.engine.blocks import BlockManager
-from headrace.engine.history import Histories
+from headrace.engine.prefix.reuse import PrefixReuse
 from headrace.engine.queues import Queues
 from headrace.engine.request import Sequence, Status
 from headrace.engine.sizing import fair_cap, peak_blocks
@@ -36,12 +37,25 @@ class Batching(Enum):
     STATIC = "static"
 
 
+class Policy(Enum):
+    """Which waiting sequence is admitted next."""
+
+    FCFS = "fcfs"  # the oldest
+    LPM = "lpm"  # the longest prefix match: the one with most positions in the prefix cache
+
+
+#: LPM looks at so many waiting sequences, and lets none be overtaken more often than that.
+LPM_CANDIDATES = 16
+LPM_PATIENCE = 16
+
+
 @dataclass(frozen=True, slots=True)
 class StepBudget:
     """Limits of one step. max_prefill_tokens: most tokens of all non-decoding sequences together.
     max_logit_rows: most rows to draw from; no fewer than max_num_seqs.
 
     whole_history: the no_cache path; a step computes a sequence from position 0 or not at all.
+    policy: who of those that wait is admitted first.
     """
 
     max_num_seqs: int
@@ -50,6 +64,7 @@ class StepBudget:
     batching: Batching = Batching.CONTINUOUS
     whole_history: bool = False
     max_logit_rows: int = 1 << 20
+    policy: Policy = Policy.FCFS
 
 
 @dataclass(slots=True)
@@ -75,9 +90,9 @@ class Plan:
 class Scheduler(Queues):
     """The queues, and who of them computes what in the next step."""
 
-    def __init__(self, budget: StepBudget, manager: BlockManager, histories: Histories) -> None:
+    def __init__(self, budget: StepBudget, manager: BlockManager, prefixes: PrefixReuse) -> None:
         assert budget.max_num_batched_tokens >= budget.max_num_seqs
-        super().__init__(manager, histories, keeps_blocks=not budget.whole_history)
+        super().__init__(manager, prefixes, keeps_blocks=not budget.whole_history)
         self.budget = budget
 
     def can_ever_fit(self, num_positions: int) -> bool:
@@ -125,12 +140,15 @@ class Scheduler(Queues):
     def _serve(self, sequence: Sequence, want: int, plan: Plan) -> bool:
         """Gives a sequence blocks for its next tokens, at the cost of younger ones if need be.
         False: nobody after it can be served in this step."""
+        if want > 1:
+            self.prefixes.catch_up(sequence)
+            want = min(want, sequence.num_wanted)
         granted = self._grant(sequence, want)
         while not granted and sequence.status is Status.RUNNING:
             if self.budget.whole_history:
                 return False  # nobody holds blocks between steps: the others wait for the next
             if not self._reclaim(plan, sequence):
-                plan.preempted.append(self._preempt_newest())
+                self._take_from_the_newest(plan)
             if sequence.status is Status.RUNNING:
                 granted = self._grant(sequence, want)
         if granted:
@@ -167,10 +185,12 @@ class Scheduler(Queues):
         stored = max(sequence.num_stored_tokens - start, 0)  # rows that are computed, not written
         if want <= stored:
             return want
+        self.prefixes.make_room(blocks, start + stored, want - stored)
         granted = stored + self.manager.fit(blocks, start + stored, want - stored)
         if self.budget.whole_history and granted < want:
             return 0
         self.manager.extend(blocks, start + stored, granted - stored)
+        self.prefixes.granted(sequence, start, start + granted)
         return granted
 
     def _draft_room(self, num_drafts: int) -> int:
@@ -194,7 +214,9 @@ class Scheduler(Queues):
             blocks = sequence.blocks
             assert blocks is not None
             start = sequence.num_computed_tokens + 1
-            granted = self.manager.fit(blocks, start, min(len(sequence.drafts), cap))
+            want = min(len(sequence.drafts), cap)
+            self.prefixes.make_room(blocks, start, want)
+            granted = self.manager.fit(blocks, start, want)
             self.manager.extend(blocks, start, granted)
             del sequence.drafts[granted:]
             if granted:
@@ -203,21 +225,32 @@ class Scheduler(Queues):
                 plan.num_verify_tokens += 1 + granted
 
     def _reclaim(self, plan: Plan, wanting: Sequence) -> bool:
-        """Frees blocks that no step needs, for `wanting`: the least recently used history, else
-        those of a parked sequence. False: there are none."""
-        if self.histories.evict_oldest():
-            return True
+        """Takes the blocks of a sequence that no step needs, for `wanting`; what is cached has gone
+        before. False: there is none."""
         victim = self._reclaim_parked(wanting)
         if victim is not None:
             plan.reclaimed.append(victim)
         return victim is not None
 
-    def _preempt_newest(self) -> Sequence:
-        assert len(self.running) > 1, "a sequence alone does not fit: refuse it at the door"
+    def _take_from_the_newest(self, plan: Plan) -> None:
+        """Preempts the newest running sequence; where one runs alone, the cache has to give way."""
+        if len(self.running) == 1:
+            gave = self.prefixes.give_way()
+            assert gave, "a sequence alone does not fit: refuse it at the door"
+            return
         victim = self.running.pop()
         self._lose_blocks(victim)
         self.add(victim)
-        return victim
+        plan.preempted.append(victim)
+
+    def take_back(self, plan: Plan) -> None:
+        """Undoes the admission of those that the plan gave nothing to do: their blocks may be
+        others' that were to be written by the step, and the step failed."""
+        for sequence in plan.admitted:
+            if sequence not in plan.sequences and sequence.status is Status.RUNNING:
+                self.running.remove(sequence)
+                self._free(sequence)
+                self.add(sequence)
 
     # ---- waiting sequences ------------------------------------------------------------------
 
@@ -230,8 +263,11 @@ class Scheduler(Queues):
         left_prefill = budget.max_prefill_tokens + plan.num_verify_tokens
         left_prefill -= sum(n for n in plan.num_new_tokens if n > 1)
         slots = budget.max_num_seqs - sum(s.num_slots for s in self.running)
-        while self.waiting and self.waiting[0].num_slots <= slots and (left > 0 or static):
-            sequence = self.waiting[0]
+        while self.waiting and (left > 0 or static):
+            number = self._choose_waiting()
+            sequence = self.waiting[number]
+            if sequence.num_slots > slots:
+                break
             is_parked = sequence.blocks is not None
             if not self._open(sequence, plan):
                 break
@@ -245,7 +281,9 @@ class Scheduler(Queues):
                 if not is_parked:
                     self._free(sequence)
                 break
-            self.waiting.pop(0)
+            for overtaken in self.waiting[:number]:
+                overtaken.num_overtaken += 1
+            self.waiting.pop(number)
             if is_parked:
                 self.parked.remove(sequence)
             self.add_running(sequence)
@@ -257,19 +295,38 @@ class Scheduler(Queues):
                 left -= granted
                 left_prefill -= granted if granted > 1 else 0
 
+    def _choose_waiting(self) -> int:
+        """Index of the waiting sequence to admit next."""
+        waiting = self.waiting
+        head = waiting[0]
+        if self.budget.policy is Policy.FCFS or head.num_overtaken >= LPM_PATIENCE:
+            return 0
+        if head.num_preemptions:  # it has begun
+            return 0
+        level = head.place[0] - head.order[0]  # only among equal priorities
+        best, longest = 0, self.prefixes.cached_length(head)
+        for number, other in enumerate(waiting[1:LPM_CANDIDATES], start=1):
+            if other.place[0] - other.order[0] == level:
+                length = self.prefixes.cached_length(other)
+                if length > longest:
+                    best, longest = number, length
+        return best
+
     def _grant_admitted(self, sequence: Sequence, share: int, plan: Plan) -> int:
-        """_grant for a newcomer: histories and the paused make way, running sequences never do."""
+        """_grant for a newcomer: the cached and the paused make way, running sequences never do."""
         granted = self._grant(sequence, share)
-        while granted == 0 and self._reclaim(plan, sequence):
+        while granted == 0 and (
+            self._reclaim(plan, sequence) or (not self.running and self.prefixes.give_way())
+        ):
             granted = self._grant(sequence, share)
         return granted
 
     def _open(self, sequence: Sequence, plan: Plan) -> bool:
-        """Gives a newcomer its tables, with a kept prefix if there is one; one that was resumed may
-        have its own still. False = no room now."""
+        """Gives a newcomer its tables, with a cached prefix if there is one; one that was resumed
+        may have its own still. False = no room now."""
         is_parked = sequence.blocks is not None
         if not is_parked:
-            self.histories.attach(sequence)
+            self.prefixes.attach(sequence)
         while sequence.blocks is None:
             sequence.blocks = self.manager.open(sequence.max_num_positions)
             if sequence.blocks is None and not self._reclaim(plan, sequence):
@@ -287,7 +344,7 @@ class Scheduler(Queues):
         for group, pool in enumerate(self.manager.pools):
             need = self._missing(sequence, group)
             need += sum(self._missing(other, group) for other in self.running)
-            if need > pool.num_free:
+            if need > pool.num_free + pool.num_reclaimable:
                 return False
         return True
 
@@ -295,6 +352,8 @@ class Scheduler(Queues):
         """Blocks that a sequence still has to take to compute the tokens it has today."""
         assert sequence.blocks is not None
         held = sequence.blocks.num_columns[group] - sequence.blocks.first_columns[group]
+        if sequence.num_stored_tokens % self.manager.block_size > 0 == sequence.blocks.num_writable:
+            held -= 1  # the last one is shared: what follows goes into a copy of it
         peak = self._peak(group, sequence.num_tokens, self.budget.max_prefill_tokens)
         return max(peak - held, 0)
 

@@ -142,7 +142,7 @@ class Door:
     def kv_blocks(self) -> tuple[list[int], list[int]]:
         """(used, all) blocks of the KV cache, by group."""
         total = list(self._engine.config.pools.num_blocks)
-        free = self._engine.manager.free_counts
+        free = self._engine.manager.available_counts
         return [n - f for n, f in zip(total, free, strict=True)], total
 
     def cancel_all(self, reason: str) -> None:

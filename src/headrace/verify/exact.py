@@ -191,15 +191,15 @@ def kept_history(subject: Subject) -> RungResult:
     """A conversation continued on its kept blocks = computed from nothing."""
     text = subject.workload.text
     start = min(len(text) * 4 // 5, SEGMENT - 30)
-    engine, probe = subject.engine()
-    first = engine.add(text[:start], GREEDY, session="s")
+    engine, probe = subject.engine(enable_prefix_caching=True)
+    first = engine.add(text[:start], GREEDY)
     while engine.has_work:
         engine.step()
     history = text[:start] + first.generations[0].token_ids
     prompts = [history + text[start : start + 61], history + text[start : start + 32]]
     error, cached = 0.0, 0
     for prompt in prompts:
-        request = engine.add(list(prompt), GREEDY, session="s")
+        request = engine.add(list(prompt), GREEDY)
         while engine.has_work:
             engine.step()
         cached += request.num_cached_tokens

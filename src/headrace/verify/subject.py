@@ -122,6 +122,7 @@ class Subject:
             "max_num_batched_tokens": self.max_model_len,
             "block_size": self.block_size,
             "kv_cache_dtype": self.kv_format.value,
+            "enable_prefix_caching": False,
         }
         return resolve(
             EngineOptions(**(defaults | options)),

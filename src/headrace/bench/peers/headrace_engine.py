@@ -26,6 +26,7 @@ class HeadraceEngine:
             max_model_len=max(load.max_context, load.batch_context),
             max_num_seqs=load.num_sequences,
             num_threads=load.num_threads,
+            enable_prefix_caching=False,  # repetitions are to compute again
             offline=True,
         )
         self._engine = llm.engine

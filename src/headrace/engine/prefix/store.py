@@ -228,6 +228,12 @@ class NodeStore:
         if tidy:
             self._tidy(parent)
 
+    def remove_below(self, top: Node) -> None:
+        """Takes a node out with all that is below it."""
+        for node in reversed([top, *walk(top)]):
+            if node.parent is not None:
+                self.remove(node, tidy=node is top)
+
     def _tidy(self, node: Node) -> None:
         """After a node lost a child or its entry: it may be of no use any more."""
         if node.parent is None:

@@ -376,6 +376,12 @@ class PrefixTree:
         self.stats.num_evicted_tokens += before - store.num_tokens
         return any(pool.num_free > count for pool, count in zip(pools, free, strict=True))
 
+    def forget(self, tokens: list[int], salt: str = "") -> None:
+        """Lets everything go that begins like `tokens`, to the first fork: it is not sound."""
+        found = self._find(tokens, salt)
+        if found.path:
+            self._store.remove_below(found.path[0])
+
     def clear(self) -> None:
         """Lets everything go: after a step that failed, its promises are worth nothing."""
         self._store.clear()
