@@ -1,0 +1,61 @@
+"""How often drafts are accepted, by the grade that their drafter gave them.
+
+accepted ÷ tested, never ÷ drafted: a draft behind the first miss of a round says nothing. Recent
+tests count more. A request starts from what the engine had seen of all when it came, the engine
+from a guess, and either is believed the less the more there is to go by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace.engine.speculation.drafter import NUM_GRADES
+
+_START_WEIGHT = 4.0  # tests that the start counts for
+
+
+class AcceptanceRates:
+    """starts: α of each grade before its first test; None = to be asked of `base`, where every test
+    is noted too. memory: tests until one weighs 1/e."""
+
+    __slots__ = ("_accepted", "_base", "_keep", "_starts", "_tested")
+
+    def __init__(self, starts: Sequence[float | None], memory: int) -> None:
+        assert len(starts) == NUM_GRADES
+        self._starts = list(starts)
+        self._base: AcceptanceRates | None = None
+        self._keep = 1 - 1 / memory
+        self._accepted = [0.0] * NUM_GRADES
+        self._tested = [0.0] * NUM_GRADES
+
+    def fork(self, memory: int) -> AcceptanceRates:
+        """For one request: starts from these, and adds its tests to them."""
+        child = AcceptanceRates([None] * NUM_GRADES, memory)
+        child._base = self
+        return child
+
+    def rate(self, grade: int) -> float:
+        """Estimated α of a grade, 0 < α < 1."""
+        start = self._starts[grade]
+        if start is None:
+            assert self._base is not None
+            start = self._starts[grade] = self._base.rate(grade)
+        return (self._accepted[grade] + _START_WEIGHT * start) / (
+            self._tested[grade] + _START_WEIGHT
+        )
+
+    def note(self, grades: Sequence[int], num_tested: int, num_accepted: int) -> None:
+        """A round's tests, in order."""
+        for place in range(num_tested):
+            grade = grades[place]
+            self._tested[grade] = self._tested[grade] * self._keep + 1
+            self._accepted[grade] = self._accepted[grade] * self._keep + (place < num_accepted)
+        if self._base is not None:
+            self._base.note(grades, num_tested, num_accepted)
+
+    def fade(self) -> None:
+        """The tests so far are old and the text may have changed: they become the start."""
+        for grade in range(NUM_GRADES):
+            if self._tested[grade]:
+                self._starts[grade] = self.rate(grade)
+                self._tested[grade] = self._accepted[grade] = 0.0
