@@ -11,22 +11,21 @@ from collections.abc import Sequence
 
 from headrace.engine.speculation.drafter import NUM_GRADES
 
-_START_WEIGHT = 4.0  # tests that the start counts for
+_START_WEIGHT = 4.0  # tests that the start counts for; it fades as they do
 
 
 class AcceptanceRates:
-    """starts: α of each grade before its first test; None = to be asked of `base`, where every test
+    """starts: α of each grade before its first test; None = what `base` says then, where every test
     is noted too. memory: tests until one weighs 1/e."""
 
-    __slots__ = ("_accepted", "_base", "_keep", "_starts", "_tested")
+    __slots__ = ("_accepted", "_base", "_keep", "_tested")
 
     def __init__(self, starts: Sequence[float | None], memory: int) -> None:
         assert len(starts) == NUM_GRADES
-        self._starts = list(starts)
         self._base: AcceptanceRates | None = None
         self._keep = 1 - 1 / memory
-        self._accepted = [0.0] * NUM_GRADES
-        self._tested = [0.0] * NUM_GRADES
+        self._tested = [_START_WEIGHT] * NUM_GRADES
+        self._accepted = [-1.0 if start is None else _START_WEIGHT * start for start in starts]
 
     def fork(self, memory: int) -> AcceptanceRates:
         """For one request: starts from these, and adds its tests to them."""
@@ -36,26 +35,25 @@ class AcceptanceRates:
 
     def rate(self, grade: int) -> float:
         """Estimated α of a grade, 0 < α < 1."""
-        start = self._starts[grade]
-        if start is None:
+        if self._accepted[grade] < 0:
             assert self._base is not None
-            start = self._starts[grade] = self._base.rate(grade)
-        return (self._accepted[grade] + _START_WEIGHT * start) / (
-            self._tested[grade] + _START_WEIGHT
-        )
+            self._accepted[grade] = _START_WEIGHT * self._base.rate(grade)
+        return self._accepted[grade] / self._tested[grade]
 
     def note(self, grades: Sequence[int], num_tested: int, num_accepted: int) -> None:
         """A round's tests, in order."""
+        keep = self._keep
         for place in range(num_tested):
             grade = grades[place]
-            self._tested[grade] = self._tested[grade] * self._keep + 1
-            self._accepted[grade] = self._accepted[grade] * self._keep + (place < num_accepted)
+            self.rate(grade)
+            self._tested[grade] = self._tested[grade] * keep + 1
+            self._accepted[grade] = self._accepted[grade] * keep + (place < num_accepted)
         if self._base is not None:
             self._base.note(grades, num_tested, num_accepted)
 
     def fade(self) -> None:
-        """The tests so far are old and the text may have changed: they become the start."""
-        for grade in range(NUM_GRADES):
-            if self._tested[grade]:
-                self._starts[grade] = self.rate(grade)
-                self._tested[grade] = self._accepted[grade] = 0.0
+        """The tests so far are old and the text may have changed: they count for a start."""
+        for grade, tested in enumerate(self._tested):
+            if tested > _START_WEIGHT:
+                self._accepted[grade] *= _START_WEIGHT / tested
+                self._tested[grade] = _START_WEIGHT

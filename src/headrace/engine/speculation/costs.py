@@ -38,7 +38,7 @@ def _cell(size: int) -> int:
 def _size(cell: int) -> float:
     if cell < _EXACT:
         return cell + 1
-    return _EXACT * 2.0 ** ((cell - _EXACT + 1) / _PER_OCTAVE)
+    return float(_EXACT * 2.0 ** ((cell - _EXACT + 1) / _PER_OCTAVE))
 
 
 class CostCurve:

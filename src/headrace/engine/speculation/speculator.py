@@ -15,19 +15,25 @@ from headrace.engine.generation import Generation, Request, generation_of
 from headrace.engine.report import report
 from headrace.engine.request import Sequence
 from headrace.engine.scheduler import Plan
+from headrace.engine.speculation import ngram
 from headrace.engine.speculation.account import Round, SpeculationAccount
+from headrace.engine.speculation.adaptive import AdaptiveController
 from headrace.engine.speculation.choice import Acceptance, Choice, Speculative
-from headrace.engine.speculation.controller import Controller, FixedController, StepCost
-from headrace.engine.speculation.drafter import Ask, Draft, Drafter
+from headrace.engine.speculation.controller import Controller, StepCost
+from headrace.engine.speculation.drafter import NUM_GRADES, Ask, Draft, Drafter
 from headrace.engine.speculation.rounds import Trial
 from headrace.errors import UsageError
 
-#: Drafts of a round where nothing else was chosen.
-_NUM_DRAFTS = 4
+#: A draft model: most drafts of a round that pay, and α before anything is known.
+_MAX_MODEL_DRAFTS = 8
+_MODEL_PRIOR = 0.7
 
 
-def _fixed() -> Controller:
-    return FixedController(_NUM_DRAFTS)
+def adaptive(kind: Speculative) -> Controller:
+    """As many drafts as pay."""
+    if kind is Speculative.NGRAM:
+        return AdaptiveController(ngram.priors(), ngram.MAX_DRAFTS, is_free=True)
+    return AdaptiveController([_MODEL_PRIOR] * NUM_GRADES, _MAX_MODEL_DRAFTS, is_free=False)
 
 
 def _fixed_number(ask: Ask) -> int | None:
@@ -48,10 +54,10 @@ class Speculator:
         self,
         drafters: Mapping[Speculative, Drafter],
         num_ids: int,
-        make_controller: Callable[[], Controller] = _fixed,
+        make_controller: Callable[[Speculative], Controller] = adaptive,
     ) -> None:
         self._drafters = dict(drafters)
-        self._controllers = {kind: make_controller() for kind in drafters}
+        self._controllers = {kind: make_controller(kind) for kind in drafters}
         self._num_ids = num_ids
         self._drafted_s = 0.0  # when the drafts of the step were there
         self._draft_s = 0.0
