@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headrace.errors import PromptError
 from headrace.formats.detokenizer import Detokenizer
 from headrace.formats.token_table import SPECIAL, TEXT, pack_table, unpack_table
-from headrace.formats.tokenizer import Tokenizer, TokenizerInfo, check_ids, common_vocabulary
+from headrace.formats.tokenizer import Tokenizer, TokenizerInfo, check_ids, first_difference
 
 
 def byte_tokenizer(*, strip_space: bool = False) -> Tokenizer:
@@ -126,9 +126,9 @@ def test_lone_surrogates_are_refused(vocabulary: Callable[[str], Tokenizer]) -> 
         vocabulary("gpt-2").encode("ab\ud800")
 
 
-def test_common_vocabulary(vocabulary: Callable[[str], Tokenizer]) -> None:
-    assert common_vocabulary(vocabulary("qwen2"), vocabulary("qwen35")) is None
-    assert common_vocabulary(vocabulary("gpt-2"), vocabulary("starcoder")) == 0
+def test_first_difference(vocabulary: Callable[[str], Tokenizer]) -> None:
+    assert first_difference(vocabulary("qwen2"), vocabulary("qwen35")) is None
+    assert first_difference(vocabulary("gpt-2"), vocabulary("starcoder")) == 0
 
 
 @settings(max_examples=200, deadline=None)

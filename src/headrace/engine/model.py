@@ -34,6 +34,7 @@ from headrace.ops.weight_cache import WeightCache
 
 if TYPE_CHECKING:
     from headrace.formats.chat_template import ChatTemplate
+    from headrace.native import _core
 
 log = logging.getLogger(__name__)
 
@@ -103,11 +104,12 @@ def native_executor(
     config: EngineConfig,
     *,
     weights: PackedWeights | None = None,
+    pool: _core.Pool | None = None,
     isa: str | None = None,
 ) -> NativeModel:
     """The native interpreter, with buffers for the configuration's largest step. weights: packed
-    by another NativeModel of the same model. isa: see NativeModel. Troubles of the weight cache are
-    logged."""
+    by another NativeModel of the same model. pool, isa: see NativeModel. Troubles of the weight
+    cache are logged."""
     pack = None
     if config.weight_cache is not None and program.identity:
         cache = WeightCache(config.weight_cache, note=log.warning)
@@ -119,6 +121,7 @@ def native_executor(
         max_context=config.max_model_len,
         num_threads=config.num_threads,
         isa=isa,
+        pool=pool,
         weights=weights,
         pack=pack,
     )

@@ -195,16 +195,15 @@ class Tokenizer:
         return self._plain_encoder
 
 
-def common_vocabulary(a: Tokenizer, b: Tokenizer) -> int | None:
-    """The first id on which two vocabularies differ, or None when they agree.
-
-    For a draft model: its tokens must mean what the target's mean. A vocabulary that is only longer
-    differs at the shorter one's end.
-    """
+def first_difference(a: Tokenizer, b: Tokenizer) -> int | None:
+    """The first id that is not the same token in two vocabularies (its bytes, and whether it is a
+    control token), or None when all ids that both have are."""
     for token_id in range(min(a.num_ids, b.num_ids)):
         if a.token_bytes(token_id) != b.token_bytes(token_id):
             return token_id
-    return None if a.num_ids == b.num_ids else min(a.num_ids, b.num_ids)
+        if a.is_special(token_id) != b.is_special(token_id):
+            return token_id
+    return None
 
 
 #: Characters from which on a text is encoded without holding the interpreter: other threads go on

@@ -177,12 +177,19 @@ class Lowering:
 
 
 def new_program(
-    *, threads: int, isa: str | None, max_tokens: int, max_requests: int, max_context: int
+    *,
+    threads: int,
+    isa: str | None,
+    max_tokens: int,
+    max_requests: int,
+    max_context: int,
+    pool: _core.Pool | None = None,
 ) -> _core.Program:
-    """An empty core program with a worker pool of its own. ValueError, RuntimeError: core.cpp."""
+    """An empty core program; its workers are `pool`, or a pool of its own with so many threads.
+    ValueError, RuntimeError: core.cpp."""
     native = core()
     program: _core.Program = native.Program(
-        native.Pool(threads),
+        native.Pool(threads) if pool is None else pool,
         isa=isa,
         max_tokens=max_tokens,
         max_requests=max_requests,

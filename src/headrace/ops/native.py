@@ -51,7 +51,8 @@ class NativeModel:
     model's). num_threads: default all CPUs this process may use. isa: a level of
     `_core.available_isas()` (default: HEADRACE_ISA, else the best). keep: every value keeps its own
     memory, for `trace_step`. fusion=False: one kernel per op; the same bits, for comparison (keep
-    implies it). weights: packed by another NativeModel of the same model. pack: packs the
+    implies it). pool: workers of another NativeModel, to be shared with it (num_threads then only
+    counts for packing). weights: packed by another NativeModel of the same model. pack: packs the
     weights (ops/weight_cache.py) instead of ops.packed.pack_all. edit: changes recorded ops one by
     one before fusion, edit_fused: records after it (`verify` plants its faults so).
     Raises ModelFileError for a model the native path cannot run, UsageError for a bad parameter,
@@ -69,6 +70,7 @@ class NativeModel:
         isa: str | None = None,
         keep: bool = False,
         fusion: bool = True,
+        pool: _core.Pool | None = None,
         weights: PackedWeights | None = None,
         pack: Packer | None = None,
         edit: Callable[[Op], Op] | None = None,
@@ -90,6 +92,7 @@ class NativeModel:
                 max_tokens=max_tokens,
                 max_requests=max_requests,
                 max_context=context,
+                pool=pool,
             )
         except ValueError as error:
             raise UsageError(f"native model: {error}.") from error
