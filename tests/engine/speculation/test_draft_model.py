@@ -315,7 +315,7 @@ def test_a_step_that_fails_ends_drafting_for_those_that_took_part(failure: BaseE
 def test_logits_that_are_not_finite_end_its_drafting_only() -> None:
     engine = make_engine(ToyModel())
     engine.add([1, 9], SamplingParams(temperature=0, max_tokens=20))
-    engine.add([1, 2], SamplingParams(temperature=0, max_tokens=20))
+    engine.add([1, 2, 3], SamplingParams(temperature=0, max_tokens=20))
     engine.step()
     newest = [g.token_ids[-1] for g in decoding(engine)]
     assert newest[0] != newest[1]
