@@ -61,9 +61,10 @@ class EngineOptions:
     block_size: positions per block, a multiple of 16. kv_cache_dtype: "bf16" | "f16" | "f32".
     kv_cache_memory: bytes, or "2GiB" and the like (auto: what max_num_seqs full contexts need, at
     most half of the free memory). kv_allocator, batching: see Allocator, Batching.
-    speculative: who guesses tokens ahead: "off" | "ngram" | "draft"; num_draft_tokens: how many in
-    every round, 1 … 64, or "auto" (as many as pay); acceptance: "coupled" | "rejection". Defaults
-    of requests that choose nothing of their own. See docs/speculation.md.
+    speculative: who guesses tokens ahead: "off" | "ngram" | "draft" (auto: "draft" where there is a
+    draft model, else "off"); num_draft_tokens: how many in every round, 1 … 64, or "auto" (as many
+    as pay); acceptance: "coupled" | "rejection". Defaults of requests that choose nothing of their
+    own. See docs/speculation.md.
     enable_prefix_caching: keep computed prefixes for later requests (auto: with kv_allocator
     "paged", the only one that can). schedule_policy: "fcfs" (first come, first served) | "lpm"
     (the request with the longest cached prefix first).
@@ -82,7 +83,7 @@ class EngineOptions:
     kv_cache_memory: int | str | None = None
     kv_allocator: str = "paged"
     batching: str = "continuous"
-    speculative: str = "off"
+    speculative: str | None = None
     num_draft_tokens: int | str = "auto"
     acceptance: str = "coupled"
     enable_prefix_caching: bool | None = None
@@ -106,7 +107,8 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """The resolved limits; see EngineOptions for the meaning of each."""
+    """The resolved limits; see EngineOptions for the meaning of each. draft_pools: of the draft
+    model, if there is one."""
 
     max_model_len: int
     max_num_seqs: int
@@ -122,17 +124,21 @@ class EngineConfig:
     max_queue: int
     debug_invariants: bool
     weight_cache: Path | None = None
+    draft_pools: PoolPlan | None = None
     speculation: Choice = NO_SPECULATION
     prefix_caching: bool = False
     schedule_policy: Policy = Policy.FCFS
 
     def describe(self) -> str:
         """One line for people: the limits in force."""
+        drafts = ""
+        if self.draft_pools is not None:
+            drafts = f" (draft model: {self.draft_pools.total_bytes / 2**20:,.0f} MiB more)"
         return (
             f"context {self.max_model_len} tokens, ≤ {self.max_num_seqs} sequences, "
             f"≤ {self.max_num_batched_tokens} tokens per step, KV {self.kv_format.value} "
             f"{self.kv_allocator.value}, {self.pools.total_bytes / 2**20:,.0f} MiB in blocks of "
-            f"{self.block_size}, {self.batching.value} batching, {self.num_threads} threads"
+            f"{self.block_size}{drafts}, {self.batching.value} batching, {self.num_threads} threads"
         )
 
 
@@ -164,9 +170,11 @@ def resolve(
     machine: Machine,
     *,
     weight_bytes: int = 0,
+    draft_groups: Sequence[KVGroupSpec] | None = None,
 ) -> EngineConfig:
     """Options, model and machine → EngineConfig. weight_bytes: what the weights will take of the
-    free memory. Raises UsageError, or CapacityError when the KV
+    free memory. draft_groups: of the draft model, None = there is none; the one KV budget is cut so
+    that both models can hold the same positions. Raises UsageError, or CapacityError when the KV
     budget is below one block of each group."""
     whole_context = min(max_context, DEFAULT_MAX_MODEL_LEN)
     max_model_len = _integer("max_model_len", options.max_model_len, 2, MAX_MODEL_LEN)
@@ -200,7 +208,7 @@ def resolve(
     kv_format = _choice("kv_cache_dtype", options.kv_cache_dtype, KVFormat)
     pools = _pools(
         options,
-        groups,
+        (*groups, *(draft_groups or ())),
         kv_format,
         block_size,
         max_model_len,
@@ -218,24 +226,31 @@ def resolve(
         kv_format=kv_format,
         kv_allocator=allocator,
         batching=_choice("batching", options.batching, Batching),
-        pools=pools,
+        pools=pools.part(0, len(groups)),
+        draft_pools=None if draft_groups is None else pools.part(len(groups)),
         num_threads=_integer("num_threads", options.num_threads, 1, MAX_THREADS)
         or min(machine.num_cpus, MAX_THREADS),
         seed=_integer("seed", options.seed, 0, 2**64 - 1),
         max_queue=_integer("max_queue", options.max_queue, 1, 2**31) or 1,
         debug_invariants=machine.debug_invariants,
         weight_cache=directory_of(options.weight_cache or machine.weight_cache, machine.packed_dir),
-        speculation=_speculation(options, allocator),
+        speculation=_speculation(options, allocator, has_draft=draft_groups is not None),
         prefix_caching=_prefix_caching(options.enable_prefix_caching, allocator),
         schedule_policy=_choice("schedule_policy", options.schedule_policy, Policy),
     )
 
 
-def _speculation(options: EngineOptions, allocator: Allocator) -> Choice:
-    speculative = _choice("speculative", options.speculative, Speculative)
+def _speculation(options: EngineOptions, allocator: Allocator, *, has_draft: bool) -> Choice:
+    speculative = Speculative.DRAFT if has_draft else Speculative.OFF
+    if options.speculative is not None:
+        speculative = _choice("speculative", options.speculative, Speculative)
     if speculative is not Speculative.OFF and allocator is Allocator.NONE:
         raise UsageError(
             f'speculative = "{speculative.value}" needs a KV cache; kv_allocator is "none".'
+        )
+    if speculative is Speculative.DRAFT and not has_draft:
+        raise UsageError(
+            'speculative = "draft" needs draft_model: a smaller model with the same vocabulary.'
         )
     number = None
     if options.num_draft_tokens != "auto":

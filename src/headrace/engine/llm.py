@@ -26,6 +26,7 @@ from headrace.engine.model import (
     OpenModel,
     build_engine,
     native_executor,
+    open_draft,
     open_model,
 )
 from headrace.engine.outputs import Delta, RequestOutput
@@ -70,7 +71,9 @@ class LLM:
         kv_cache_memory: int | str | None = None,
         kv_allocator: str = "paged",
         batching: str = "continuous",
-        speculative: str = "off",
+        speculative: str | None = None,
+        draft_model: str | os.PathLike[str] | OpenModel | None = None,
+        draft_quantize: str | None = None,
         num_draft_tokens: int | str = "auto",
         acceptance: str = "coupled",
         enable_prefix_caching: bool | None = None,
@@ -88,8 +91,9 @@ class LLM:
     ) -> None:
         """model: an alias, a path, hf:owner/name[:quant], or an opened model. chat_template: a
         template or a file with one. quantize: a number format for the linear layers of a model
-        given by name, see engine.model.open_model. offline, progress: see formats.sources.resolve.
-        make_executor: another interpreter. The rest: EngineOptions.
+        given by name, see engine.model.open_model. draft_model, draft_quantize: a model that
+        guesses what this one will say, see docs/speculation.md. offline, progress: see
+        formats.sources.resolve. make_executor: another interpreter. The rest: EngineOptions.
 
         Raises UsageError, ModelSourceError, ModelFileError, CapacityError or NativeError.
         """
@@ -131,7 +135,14 @@ class LLM:
         if not isinstance(model, OpenModel):
             raise UsageError(f"A model is a name or a path, not {type(model).__name__}.")
         self.model: OpenModel = model
-        self.engine: Engine = build_engine(model, options, make_executor)
+        draft = open_draft(
+            draft_model,
+            quantize=draft_quantize,
+            num_threads=num_threads,
+            offline=offline,
+            progress=progress,
+        )
+        self.engine: Engine = build_engine(model, options, make_executor, draft=draft)
         self.grammars = GrammarCompiler(model.tokenizer)
         self._template_override = chat_template
         self._template: ChatTemplate | None = None

@@ -17,6 +17,9 @@ from headrace.engine.account import StepAccount
 from headrace.engine.admission import Vocabulary
 from headrace.engine.config import EngineConfig, EngineOptions, Machine, resolve
 from headrace.engine.core import Engine
+from headrace.engine.speculation.draft_model import DraftModel
+from headrace.engine.speculation.vocabularies import check_vocabularies
+from headrace.errors import UsageError
 from headrace.formats.checkpoint import open_checkpoint
 from headrace.formats.detokenizer import Detokenizer
 from headrace.formats.fetching import Reporter
@@ -93,6 +96,31 @@ def open_model(
     return OpenModel(name, path, checkpoint, program, load_tokenizer(checkpoint), quantize)
 
 
+def open_draft(
+    name: str | os.PathLike[str] | OpenModel | None,
+    *,
+    quantize: str | None = None,
+    num_threads: int | None = None,
+    offline: bool | None = None,
+    progress: Reporter | None = None,
+) -> OpenModel | None:
+    """`open_model` for a draft model; None: there is none. The target's own file, quantised to
+    fewer bits, is a draft model too. Raises UsageError for a quantize without a name."""
+    if quantize is not None and (name is None or isinstance(name, OpenModel)):
+        raise UsageError("draft_quantize is for a draft_model given by name.")
+    if name is None or isinstance(name, OpenModel):
+        return name
+    if not isinstance(name, str | os.PathLike):
+        raise UsageError(f"A draft model is a name or a path, not {type(name).__name__}.")
+    return open_model(
+        os.fspath(name),
+        quantize=quantize,
+        num_threads=num_threads,
+        offline=offline,
+        progress=progress,
+    )
+
+
 def _identity(checkpoint: FileCheckpoint) -> tuple[str, ...]:
     """Size and time of change of every file."""
     states = (file.stat() for file in checkpoint.files)
@@ -138,14 +166,17 @@ def vocabulary_of(model: OpenModel) -> Vocabulary:
     )
 
 
-def resolve_config(model: OpenModel, options: EngineOptions) -> EngineConfig:
-    """Options for this model on this machine."""
+def resolve_config(
+    model: OpenModel, options: EngineOptions, draft: OpenModel | None = None
+) -> EngineConfig:
+    """Options for this model on this machine, with room for a draft model beside it."""
     return resolve(
         options,
         model.program.kv_groups,
         model.program.max_context,
         Machine.probe(os.environ),
-        weight_bytes=model.weight_bytes,
+        weight_bytes=model.weight_bytes + (0 if draft is None else draft.weight_bytes),
+        draft_groups=None if draft is None else draft.program.kv_groups,
     )
 
 
@@ -154,8 +185,38 @@ def build_engine(
     options: EngineOptions,
     make_executor: ExecutorFactory = native_executor,
     account: StepAccount | None = None,
+    draft: OpenModel | None = None,
 ) -> Engine:
-    """An engine over an opened model. Raises UsageError, CapacityError or NativeError."""
-    config = resolve_config(model, options)
+    """An engine over an opened model. draft: guesses for it (speculative = "draft"). Raises
+    UsageError, also where the vocabularies differ, CapacityError or NativeError."""
+    config = resolve_config(model, options, draft)
+    if draft is None:
+        executor = make_executor(model.program, config)
+        return Engine(executor, vocabulary_of(model), config, account=account)
+    num_ids = check_vocabularies(model.tokenizer, draft.tokenizer, model.name, draft.name)
     executor = make_executor(model.program, config)
-    return Engine(executor, vocabulary_of(model), config, account=account)
+    drafter = build_draft(draft, config, executor, num_ids, make_executor)
+    return Engine(executor, vocabulary_of(model), config, account=account, draft=drafter)
+
+
+def build_draft(
+    draft: OpenModel,
+    config: EngineConfig,
+    target: Executor,
+    num_ids: int,
+    make_executor: ExecutorFactory = native_executor,
+) -> DraftModel:
+    """A draft model for an engine of this configuration. num_ids: that it shares with the target,
+    with whose executor it shares the workers: they take turns anyway, and two pools of threads
+    would spin against each other."""
+    assert config.draft_pools is not None, "a draft model that the configuration does not know"
+    config = replace(
+        config,
+        pools=config.draft_pools,
+        max_model_len=min(config.max_model_len, draft.program.max_context),
+    )
+    if target.pool is None:
+        executor = make_executor(draft.program, config)
+    else:
+        executor = native_executor(draft.program, config, pool=target.pool)
+    return DraftModel(executor, config, min(num_ids, draft.program.vocab_size))

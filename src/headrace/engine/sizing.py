@@ -51,6 +51,10 @@ class PoolPlan:
     def total_bytes(self) -> int:
         return sum(n * b for n, b in zip(self.num_blocks, self.block_bytes, strict=True))
 
+    def part(self, first: int, end: int | None = None) -> PoolPlan:
+        """The pools of groups first … end − 1."""
+        return PoolPlan(self.num_blocks[first:end], self.block_bytes[first:end])
+
 
 def plan_pools(
     groups: Sequence[KVGroupSpec],
