@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from speculation.drafters import AnyDrafter
 from toy import FULL, VOCAB, ToyModel, expected_tokens, make_engine, run_all, window_group
 
 from headrace.engine.config import Allocator
@@ -25,6 +26,7 @@ from headrace.engine.pooling import PoolingParams
 from headrace.engine.request import FinishReason
 from headrace.engine.scheduler import Batching, Policy
 from headrace.engine.sizing import peak_blocks
+from headrace.engine.speculation.choice import NO_SPECULATION, Choice, Speculative
 
 MAX_LEN = 64
 GROUPS = {
@@ -114,7 +116,9 @@ actions = st.one_of(
 
 
 @st.composite
-def engines(draw: st.DrawFn, allocators: list[Allocator]) -> tuple[ToyModel, Engine]:
+def engines(
+    draw: st.DrawFn, allocators: list[Allocator], speculates: bool = False
+) -> tuple[ToyModel, Engine]:
     groups = GROUPS[draw(st.sampled_from(sorted(GROUPS)))]
     allocator = draw(st.sampled_from(allocators))
     block_size = draw(st.sampled_from([1, 3, 4, 16]))
@@ -139,6 +143,8 @@ def engines(draw: st.DrawFn, allocators: list[Allocator]) -> tuple[ToyModel, Eng
         eos_ids=frozenset(draw(st.sampled_from([[], [7], [1, 2, 3, 4, 5]]))),
         prefix_caching=allocator is Allocator.PAGED and draw(st.sampled_from([True, True, False])),
         schedule_policy=draw(st.sampled_from(list(Policy))),
+        speculation=Choice(Speculative.DRAFT) if speculates else NO_SPECULATION,
+        draft=AnyDrafter(model, draw(st.integers(0, 99))) if speculates else None,
     )
 
 
@@ -247,6 +253,25 @@ def test_other_allocators(pair: tuple[ToyModel, Engine], steps: list[tuple[Any, 
     run = Run(*pair)
     play(run, steps)
     check(run)
+
+
+@settings(
+    max_examples=120,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(
+    engines([Allocator.PAGED, Allocator.PAGED, Allocator.CONTIGUOUS], speculates=True),
+    st.lists(actions, max_size=14),
+)
+def test_no_drafter_changes_a_text(
+    pair: tuple[ToyModel, Engine], steps: list[tuple[Any, ...]]
+) -> None:
+    run = Run(*pair)
+    play(run, steps)
+    check(run)
+    assert run.engine.speculator.num_requests == 0
+    assert not run.engine.speculator.trials
 
 
 @pytest.mark.parametrize("groups", sorted(GROUPS))

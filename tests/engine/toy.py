@@ -21,6 +21,8 @@ from headrace.engine.generation import Request
 from headrace.engine.outputs import Delta
 from headrace.engine.scheduler import Batching, Policy
 from headrace.engine.sizing import PoolPlan, plan_pools
+from headrace.engine.speculation.choice import NO_SPECULATION, Choice
+from headrace.engine.speculation.drafter import Drafter
 from headrace.ops.batch import Batch
 from headrace.ops.executor import Executor
 from headrace.ops.kv import KVFormat, KVGroupSpec
@@ -242,6 +244,8 @@ def make_engine(
     vocabulary: Vocabulary | None = None,
     prefix_caching: bool = False,
     schedule_policy: Policy = Policy.FCFS,
+    speculation: Choice = NO_SPECULATION,
+    draft: Drafter | None = None,
 ) -> Engine:
     """An engine over the toy model that checks its invariants after every step."""
     if allocator is Allocator.NONE:
@@ -274,9 +278,10 @@ def make_engine(
         debug_invariants=True,
         prefix_caching=prefix_caching,
         schedule_policy=schedule_policy,
+        speculation=speculation,
     )
     letters = Vocabulary(model.vocab_size, eos_ids, lambda skip: Letters(), letter)
-    return Engine(model, vocabulary or letters, config)
+    return Engine(model, vocabulary or letters, config, draft=draft)
 
 
 def run_all(engine: Engine, max_steps: int = 5000) -> list[Delta]:
