@@ -49,6 +49,9 @@ from headrace.ops.executor import Executor
 MAX_LOGIT_ROWS = 256
 #: How a prompt that is pooled is generated from: not at all.
 _PROMPT_ONLY = SamplingParams(max_tokens=0)
+#: Why a request that could use the prefix cache does not (Sequence.anew_because).
+_NEEDS_LOGITS = "prompt logprobs need the logits of every prompt position"
+_ASKED = "the request asked that its prompt be computed anew"
 
 
 class Engine:
@@ -170,17 +173,19 @@ class Engine:
         params: SamplingParams | PoolingParams,
         *,
         prompt: str | None = None,
-        cache_salt: str = "",
+        cache_salt: str | None = "",
+        reads_cache: bool = True,
         priority: int = 0,
         arrived_s: float | None = None,
         constraint: Constraint | None = None,
     ) -> Request:
         """Queues a request and returns its handle; `check` errors, and QueueFullError when the
         queue is full. params: SamplingParams for text, PoolingParams for a vector. cache_salt:
-        cached prefixes are shared only between requests of the same salt. priority: lower =
-        earlier, −100 … 100; see admission.rank_of. arrived_s: time.monotonic() of its arrival,
-        before tokenization; None = now. constraint: what every sample has to follow, in its first
-        state; the request owns it from here on."""
+        cached prefixes are shared only between requests of the same salt; None: it takes nothing
+        from the prefix cache and leaves nothing. reads_cache: whether it may take something.
+        priority: lower = earlier, −100 … 100; see admission.rank_of. arrived_s: time.monotonic()
+        of its arrival, before tokenization; None = now. constraint: what every sample has to
+        follow, in its first state; the request owns it from here on."""
         self.check(prompt_token_ids, params)
         if not self.has_queue_room:
             raise QueueFullError(
@@ -222,8 +227,12 @@ class Engine:
             max_num_tokens(len(prompt_token_ids), params, self.config),
             num_slots=params.n,
             rank=rank_of(request_id, priority),
-            salt=None if pooler is not None else cache_salt,
-            reuses_prefix=params.prompt_logprobs is None,
+            salt=None if pooler is not None or self.prefixes.tree is None else cache_salt,
+            anew_because=_NEEDS_LOGITS
+            if params.prompt_logprobs is not None
+            else None
+            if reads_cache
+            else _ASKED,
         )
         request.generations.append(
             Generation(request, 0, sequence, state, self.vocabulary.stream(params), constraint)
@@ -276,14 +285,19 @@ class Engine:
         UsageError (nothing cached, caching off) or CapacityError (pins hold too much)."""
         if self.prefixes.pins is None:
             raise UsageError("The prefix cache is off, so nothing can be pinned.")
-        now = time.monotonic()
-        self.prefixes.pins.expire(now)
-        expires = None if ttl_s is None else now + ttl_s
+        self.expire_pins()
+        expires = None if ttl_s is None else time.monotonic() + ttl_s
         return self.prefixes.pins.pin(token_ids, cache_salt, expires)
 
-    def release_pin(self, pin_id: int) -> bool:
+    def release_pin(self, pin_id: str) -> bool:
         """Ends a pin; whether there was one. What it held stays cached like anything else."""
+        self.expire_pins()
         return self.prefixes.pins is not None and self.prefixes.pins.release(pin_id)
+
+    def expire_pins(self) -> None:
+        """Ends the pins whose time is over. Steps do it, too; without work there are none."""
+        if self.prefixes.pins:
+            self.prefixes.pins.expire(time.monotonic())
 
     @property
     def has_work(self) -> bool:
@@ -298,8 +312,7 @@ class Engine:
         if not scheduler.has_work:
             return []
         started_s = time.monotonic() if self.account is not None else 0.0
-        if self.prefixes.pins:
-            self.prefixes.pins.expire(time.monotonic())
+        self.expire_pins()
         speculator = self.speculator
         if speculator.num_requests:
             plan = scheduler.schedule(speculator.propose(scheduler.running))

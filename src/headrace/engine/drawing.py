@@ -171,7 +171,7 @@ class Drawing:
                 num_prompt_tokens=parent.num_prompt_tokens,
                 rank=parent.place[0],
                 salt=parent.salt,
-                reuses_prefix=parent.reuses_prefix,
+                anew_because=parent.anew_because,
             )
             state = first.sampler_state.fork(index)
             stream = self._vocabulary.stream(request.params)

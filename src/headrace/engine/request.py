@@ -56,13 +56,15 @@ class Sequence:
     drafts: guesses of the tokens behind the newest one, which the step computes along with it;
         cut by the scheduler where there is no room, empty between steps.
     salt: of the part of the prefix tree that it may reuse and adds to; None: it takes no part.
-    reuses_prefix: whether it may start behind a cached prefix. branch: where it left a path that
-        others had taken before the cache could be used that far (prefix/reuse.py); 0 = nowhere.
+    anew_because: why it must not start behind a cached prefix; None: it may. branch: where it left
+        a path that others had taken before the cache could be used that far (prefix/reuse.py); 0 =
+        nowhere.
     num_overtaken: newer sequences that were admitted before it.
     owner: what its tokens are drawn for (generation.py); scheduling only carries it.
     """
 
     __slots__ = (
+        "anew_because",
         "blocks",
         "branch",
         "cache_note",
@@ -79,7 +81,6 @@ class Sequence:
         "order",
         "owner",
         "place",
-        "reuses_prefix",
         "salt",
         "status",
         "tokens",
@@ -95,7 +96,7 @@ class Sequence:
         num_slots: int = 1,
         rank: int | None = None,
         salt: str | None = None,
-        reuses_prefix: bool = True,
+        anew_because: str | None = None,
     ) -> None:
         self.order = order
         self.place = (order[0] if rank is None else rank, *order)
@@ -108,7 +109,7 @@ class Sequence:
         self.num_stored_tokens = 0
         self.num_slots = num_slots
         self.salt = salt
-        self.reuses_prefix = reuses_prefix
+        self.anew_because = anew_because
         self.branch = 0
         self.num_overtaken = 0
         self.status = Status.NEW

@@ -42,7 +42,8 @@ def summary(store: NodeStore, block_bytes: Sequence[int]) -> list[SaltSummary]:
     lines = []
     for salt, root in store.roots.items():
         nodes = list(walk(root))
-        held = sum(held_blocks(store, nodes)[g] * size for g, size in enumerate(block_bytes))
+        counts = held_blocks(store, nodes)
+        held = sum(count * size for count, size in zip(counts, block_bytes, strict=True))
         lines.append(SaltSummary(salt, len(nodes), sum(_length(n) for n in nodes), held))
     return lines
 

@@ -7,6 +7,9 @@ broken. Knows no clock: times come from the caller.
 
 from __future__ import annotations
 
+import math
+import secrets
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,13 +19,16 @@ from headrace.errors import CapacityError, UsageError
 
 #: Pins together hold at most this share of every pool, so that requests have room.
 MAX_SHARE = 0.5
+#: Of all: each takes a few kilobytes of tables, however few blocks it holds.
+MAX_PINS = 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pin:
-    """tokens: of the positions it holds. expires_s: on the caller's clock, None = never."""
+    """pin_id: random, so that who does not know it cannot guess it. tokens: of the positions it
+    holds. expires_s: on the caller's clock, None = never."""
 
-    pin_id: int
+    pin_id: str
     tokens: tuple[int, ...]
     salt: str
     blocks: SequenceBlocks
@@ -35,8 +41,9 @@ class Pins:
     def __init__(self, manager: BlockManager, tree: PrefixTree) -> None:
         self._manager = manager
         self._tree = tree
-        self._pins: dict[int, Pin] = {}
-        self._next_id = 1
+        self._pins: dict[str, Pin] = {}
+        self._held = [Counter[int]() for _ in manager.pools]  # block → pins, of each group
+        self._next_end_s = math.inf  # no pin's time is over before
         self.num_broken = 0  # because a request needed the room
 
     def __len__(self) -> int:
@@ -45,38 +52,65 @@ class Pins:
     def __iter__(self) -> Iterator[Pin]:
         return iter(self._pins.values())
 
+    @property
+    def held_counts(self) -> list[int]:
+        """Blocks of each group that pins hold, once each."""
+        return [len(held) for held in self._held]
+
     def pin(self, tokens: Sequence[int], salt: str, expires_s: float | None) -> Pin:
         """Pins what is cached of `tokens`, which may be less than all of them. Raises UsageError
         when nothing is, CapacityError when pins would hold too much."""
-        match = self._tree.match(list(tokens), salt)
+        if len(self._pins) >= MAX_PINS:
+            raise CapacityError(f"There are {MAX_PINS:,} pins, and no more may be: release others.")
+        match = self._tree.match(list(tokens), salt, counts=False)
         if match.num_stored == 0:
             raise UsageError("Nothing of this prefix is in the cache: compute it first.")
         blocks = self._tree.share(match)
-        pin = Pin(self._next_id, tuple(tokens[: match.num_stored]), salt, blocks, expires_s)
-        self._pins[pin.pin_id] = pin
+        pin_id = f"pin-{secrets.token_hex(12)}"
+        pin = Pin(pin_id, tuple(tokens[: match.num_stored]), salt, blocks, expires_s)
+        self._pins[pin_id] = pin
+        if expires_s is not None:
+            self._next_end_s = min(self._next_end_s, expires_s)
+        for group, held in enumerate(self._held):
+            held.update(blocks.held(group))
         if not self._within_share():
-            self.release(pin.pin_id)
+            self.release(pin_id)
             raise CapacityError(
                 f"A pin of {match.num_stored} positions would leave too little of the KV cache: "
                 f"all pins together may hold {MAX_SHARE:.0%} of it. Release others, or raise "
                 f"kv_cache_memory."
             )
-        self._next_id += 1
         return pin
 
-    def release(self, pin_id: int) -> bool:
+    def release(self, pin_id: str) -> bool:
         """Lets go of a pin; whether there was one. Its prefix stays cached like any other."""
         pin = self._pins.pop(pin_id, None)
         if pin is None:
             return False
+        for group, held in enumerate(self._held):
+            for block in pin.blocks.held(group):
+                held[block] -= 1
+                if not held[block]:
+                    del held[block]
         self._manager.close(pin.blocks)
         return True
 
+    def release_all(self) -> int:
+        """Lets go of every pin; how many there were."""
+        number = len(self._pins)
+        for pin_id in list(self._pins):
+            self.release(pin_id)
+        return number
+
     def expire(self, now_s: float) -> None:
         """Releases the pins whose time is over."""
-        over = [p for p in self if p.expires_s is not None and p.expires_s <= now_s]
-        for pin in over:
-            self.release(pin.pin_id)
+        if now_s < self._next_end_s:
+            return
+        for pin in list(self):
+            if pin.expires_s is not None and pin.expires_s <= now_s:
+                self.release(pin.pin_id)
+        ends = (pin.expires_s for pin in self if pin.expires_s is not None)
+        self._next_end_s = min(ends, default=math.inf)
 
     def break_oldest(self) -> bool:
         """Releases the oldest pin, because somebody cannot do without its blocks."""
@@ -101,8 +135,7 @@ class Pins:
         return [pin.blocks for pin in self]
 
     def _within_share(self) -> bool:
-        for group, pool in enumerate(self._manager.pools):
-            held = {block for pin in self for block in pin.blocks.held(group)}
-            if len(held) > pool.num_blocks * MAX_SHARE:
-                return False
-        return True
+        return all(
+            len(held) <= pool.num_blocks * MAX_SHARE
+            for held, pool in zip(self._held, self._manager.pools, strict=True)
+        )

@@ -16,9 +16,6 @@ from headrace.engine.prefix.pins import Pins
 from headrace.engine.prefix.tree import PrefixTree
 from headrace.engine.request import Sequence
 
-#: Said of a request that could have used the cache and must not.
-_NEEDS_LOGITS = "prompt logprobs need the logits of every prompt position"
-
 
 class PrefixReuse:
     """One per scheduler. Mutates sequences (blocks and counts) only in `attach`."""
@@ -49,9 +46,9 @@ class PrefixReuse:
         tree, salt = self.tree, sequence.salt
         if tree is None or salt is None:
             return
-        if not sequence.reuses_prefix:
+        if sequence.anew_because is not None:
             if tree.peek(sequence.tokens, salt):
-                sequence.cache_note = _NEEDS_LOGITS
+                sequence.cache_note = sequence.anew_because
             return
         match = tree.match(sequence.tokens, salt)
         sequence.cache_note = match.short_reason
@@ -79,7 +76,7 @@ class PrefixReuse:
 
     def cached_length(self, sequence: Sequence) -> int:
         """Positions that `attach` would find now; changes nothing."""
-        if self.tree is None or sequence.salt is None or not sequence.reuses_prefix:
+        if self.tree is None or sequence.salt is None or sequence.anew_because is not None:
             return 0
         return self.tree.peek(sequence.tokens, sequence.salt)
 

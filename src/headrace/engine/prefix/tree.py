@@ -80,8 +80,8 @@ class PrefixTree:
 
     # ---- finding ------------------------------------------------------------------------------
 
-    def match(self, tokens: list[int], salt: str = "") -> Match:
-        """The longest usable prefix. Marks it as just used and counts the query."""
+    def match(self, tokens: list[int], salt: str = "", *, counts: bool = True) -> Match:
+        """The longest usable prefix. Marks it as just used. counts: as a query, in `stats`."""
         store = self._store
         store.tick += 1
         found = self._find(tokens, salt)
@@ -89,9 +89,10 @@ class PrefixTree:
             node.last_used = store.tick
         if found.entry is not None:
             found.entry.last_used = store.tick
-        self.stats.num_queries += 1
-        self.stats.num_queried_tokens += len(tokens)
-        self.stats.num_hit_tokens += found.start
+        if counts:
+            self.stats.num_queries += 1
+            self.stats.num_queried_tokens += len(tokens)
+            self.stats.num_hit_tokens += found.start
         return found
 
     def peek(self, tokens: list[int], salt: str = "") -> int:
