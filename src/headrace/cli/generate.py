@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from headrace.engine.llm import LLM
     from headrace.engine.outputs import RequestOutput
     from headrace.engine.params import SamplingParams
+    from headrace.engine.speculation.account import SpeculationAccount
 
 
 def generate(
@@ -71,6 +72,11 @@ def generate(
     threads: o.Threads = None,
     quantize: o.Quantize = None,
     weight_cache: o.WeightCache = None,
+    speculative: o.Speculative = None,
+    draft_model: o.DraftModel = None,
+    draft_quantize: o.DraftQuantize = None,
+    num_draft_tokens: o.NumDraftTokens = "auto",
+    acceptance: o.Acceptance = "coupled",
     kv_cache_dtype: o.KVFormat = "bf16",
     kv_cache_memory: o.KVMemory = None,
     block_size: o.BlockSize = 16,
@@ -111,8 +117,10 @@ def generate(
         model,
         kv_cache_dtype=kv_cache_dtype, block_size=block_size, kv_allocator=kv_allocator,
         offline=offline, progress=StderrReporter(), max_num_seqs=samples,
+        num_draft_tokens=o.draft_tokens(num_draft_tokens), acceptance=acceptance,
         **o.given(max_model_len=max_model_len, num_threads=threads, quantize=quantize,
-                  weight_cache=weight_cache,
+                  weight_cache=weight_cache, speculative=speculative,
+                  draft_model=draft_model, draft_quantize=draft_quantize,
                   kv_cache_memory=kv_cache_memory,
                   chat_template=str(chat_template) if chat_template else None,
                   max_num_batched_tokens=max_num_batched_tokens),
@@ -180,10 +188,27 @@ def statistics_line(result: RequestOutput) -> str:
     decoded = m.num_output_tokens - len(result.outputs)
     rate = f", {decoded / m.decode_s:.1f} tok/s" if m.decode_s and decoded > 0 else ""
     parts.append(f"output {m.num_output_tokens} tokens{rate}")
+    if m.speculation is not None:
+        parts.append(speculation_text(m.speculation))
     if m.time_to_first_token_s is not None:
         parts.append(f"first token {m.time_to_first_token_s * 1e3:.0f} ms")
     reasons = ",".join(str(c.finish_reason) for c in result.outputs)
     return "[" + " | ".join([*parts, f"finish {reasons}", f"seed {result.seed}"]) + "]"
+
+
+def speculation_text(account: SpeculationAccount) -> str:
+    """What guessing ahead did for a request."""
+    if not account.num_drafted:
+        return "drafted 0"
+    text = f"drafted {account.num_drafted}, accepted {account.num_accepted}"
+    if account.acceptance_rate is not None:
+        text += f", α {account.acceptance_rate:.2f}"
+    gains = []
+    if account.measured_gain is not None:
+        gains.append(f"{account.measured_gain:.2f}× measured")
+    if account.predicted_gain is not None:
+        gains.append(f"{account.predicted_gain:.2f}× predicted")
+    return text + (f", gain {', '.join(gains)}" if gains else "")
 
 
 def to_json(result: RequestOutput) -> dict[str, Any]:

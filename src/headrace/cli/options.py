@@ -107,6 +107,41 @@ WeightCache = Annotated[
         show_default=False,
     ),
 ]
+Speculative = Annotated[
+    str | None,
+    typer.Option(
+        help="Who guesses tokens ahead: ngram (earlier text), draft (--draft-model) or off "
+        "(default: draft where there is a draft model, else off).",
+        show_default=False,
+    ),
+]
+DraftModel = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-model",
+        "-md",
+        help="A smaller model with the same vocabulary, which guesses tokens ahead.",
+        show_default=False,
+    ),
+]
+DraftQuantize = Annotated[
+    str | None,
+    typer.Option(
+        help="Quantise the draft model at load, as --quantize does MODEL; MODEL may then be its "
+        "own draft model.",
+        show_default=False,
+    ),
+]
+NumDraftTokens = Annotated[
+    str, typer.Option(help="Tokens guessed in a round: a number, or auto (as many as pay).")
+]
+Acceptance = Annotated[
+    str,
+    typer.Option(
+        help="Which guesses stay: coupled (the text is that of plain decoding) or rejection (its "
+        "distribution is)."
+    ),
+]
 Offline = Annotated[bool, typer.Option("--offline", help="Use only what is in the local cache.")]
 #: How `headrace bench` prints.
 OUTPUTS = ("table", "md", "csv", "json")
@@ -119,6 +154,11 @@ def check_output(output: str) -> None:
     """Raises UsageError for what is not one of OUTPUTS."""
     if output not in OUTPUTS:
         raise UsageError(f"--output must be one of {', '.join(OUTPUTS)}, not {output!r}.")
+
+
+def draft_tokens(text: str) -> int | str:
+    """--num-draft-tokens as EngineOptions takes it."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
 
 
 def given(**options: Any) -> dict[str, Any]:

@@ -69,6 +69,11 @@ def run_batch(
     kv_cache_dtype: o.KVFormat = "bf16",
     block_size: o.BlockSize = 16,
     enable_prefix_caching: o.PrefixCaching = None,
+    speculative: o.Speculative = None,
+    draft_model: o.DraftModel = None,
+    draft_quantize: o.DraftQuantize = None,
+    num_draft_tokens: o.NumDraftTokens = "auto",
+    acceptance: o.Acceptance = "coupled",
     schedule_policy: o.SchedulePolicy = "fcfs",
     threads: o.Threads = None,
     chat_template: o.ChatTemplate = None,
@@ -83,7 +88,7 @@ def run_batch(
     name = _one("MODEL", model, model_option)
     need_serve_extra()
     from headrace.engine.config import EngineOptions
-    from headrace.engine.model import build_engine, open_model
+    from headrace.engine.model import build_engine, open_draft, open_model
     from headrace.server.batch.ledger import Ledger
     from headrace.server.batch.run import survey
     from headrace.server.door import Door
@@ -117,6 +122,9 @@ def run_batch(
             max_num_seqs=max_num_seqs,
             block_size=block_size,
             enable_prefix_caching=enable_prefix_caching,
+            speculative=speculative,
+            num_draft_tokens=o.draft_tokens(num_draft_tokens),
+            acceptance=acceptance,
             schedule_policy=schedule_policy,
             kv_cache_dtype=kv_cache_dtype,
             max_queue=max_num_seqs + settings.max_queued_requests,
@@ -126,7 +134,11 @@ def run_batch(
             num_threads=threads,
             weight_cache=weight_cache,
         )
-        engine = build_engine(opened, options)
+        draft = open_draft(
+            draft_model, quantize=draft_quantize, num_threads=threads, offline=offline,
+            progress=StderrReporter(),
+        )  # fmt: skip
+        engine = build_engine(opened, options, draft=draft)
         door = Door(settings, opened, engine, str(chat_template) if chat_template else None)
         door.warm_up()
         try:

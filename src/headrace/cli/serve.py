@@ -48,6 +48,11 @@ def serve(
     kv_cache_dtype: o.KVFormat = "bf16",
     block_size: o.BlockSize = 16,
     enable_prefix_caching: o.PrefixCaching = None,
+    speculative: o.Speculative = None,
+    draft_model: o.DraftModel = None,
+    draft_quantize: o.DraftQuantize = None,
+    num_draft_tokens: o.NumDraftTokens = "auto",
+    acceptance: o.Acceptance = "coupled",
     schedule_policy: o.SchedulePolicy = "fcfs",
     threads: o.Threads = None,
     max_queued_requests: Annotated[
@@ -126,7 +131,7 @@ def serve(
     requests finish, then stops."""
     need_serve_extra()
     from headrace.engine.config import EngineOptions
-    from headrace.engine.model import build_engine, open_model
+    from headrace.engine.model import build_engine, open_draft, open_model
     from headrace.server.logs import set_up_logging
     from headrace.server.run import serve as run_server
     from headrace.server.settings import ServeSettings
@@ -157,6 +162,9 @@ def serve(
         max_num_seqs=max_num_seqs,
         block_size=block_size,
         enable_prefix_caching=enable_prefix_caching,
+        speculative=speculative,
+        num_draft_tokens=o.draft_tokens(num_draft_tokens),
+        acceptance=acceptance,
         schedule_policy=schedule_policy,
         kv_cache_dtype=kv_cache_dtype,
         max_queue=max_num_seqs + max_queued_requests,
@@ -175,7 +183,14 @@ def serve(
             offline=offline,
             progress=StderrReporter(),
         )
-        return opened, build_engine(opened, options)
+        draft = open_draft(
+            draft_model,
+            quantize=draft_quantize,
+            num_threads=threads,
+            offline=offline,
+            progress=StderrReporter(),
+        )
+        return opened, build_engine(opened, options, draft=draft)
 
     run_server(settings, load, template=str(chat_template) if chat_template else None)
 
