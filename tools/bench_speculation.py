@@ -112,7 +112,6 @@ def edit(options: Options) -> Iterator[Samples]:
             "edit_plain_tok_per_s": [_rate(plain)],
             "edit_ngram_tok_per_s": [_rate(guessed)],
             "edit_gain": [_rate(guessed) / _rate(plain)],
-            "edit_gain_with_prompt": [_total_s(plain) / _total_s(guessed)],
             "edit_tested": [account.num_tested],
             "edit_accepted": [account.num_accepted],
             "edit_rounds": [account.num_rounds],

@@ -7,10 +7,12 @@ from a guess, and either is believed the less the more there is to go by.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from headrace.engine.speculation.drafter import NUM_GRADES
 
+_HOPE = 0.7  # standard deviations
 _START_WEIGHT = 4.0  # tests that the start counts for; it fades as they do
 
 
@@ -39,6 +41,11 @@ class AcceptanceRates:
             assert self._base is not None
             self._accepted[grade] = _START_WEIGHT * self._base.rate(grade)
         return self._accepted[grade] / self._tested[grade]
+
+    def hopeful_rate(self, grade: int) -> float:
+        """α if it is somewhat better than it looks: by less, the more was tested."""
+        rate = self.rate(grade)
+        return rate + _HOPE * math.sqrt(rate * (1 - rate) / self._tested[grade])
 
     def note(self, grades: Sequence[int], num_tested: int, num_accepted: int) -> None:
         """A round's tests, in order."""

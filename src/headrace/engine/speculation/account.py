@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class SpeculationAccount:
-    """Counts of all rounds so far. A round is a sequence's part in one step, with drafts.
+    """Counts of all rounds so far. A round is a sequence's part in one step, with drafts; a plain
+    round is one that could have had some.
 
     num_drafted: drafts that steps computed. num_tested: those that were compared with the target's
     token (a round stops at its first miss). num_accepted: those that stayed; α = accepted ÷ tested.
@@ -17,6 +18,7 @@ class SpeculationAccount:
     """
 
     num_rounds: int = 0
+    num_plain_rounds: int = 0
     num_drafted: int = 0
     num_tested: int = 0
     num_accepted: int = 0

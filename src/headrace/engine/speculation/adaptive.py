@@ -33,6 +33,7 @@ _OWN_MEMORY, _ALL_MEMORY = 64, 1024  # tests that α of a request, of the engine
 _EXPLORE_EVERY = 16  # rounds with drafts; at first more often
 _EXPLORE_LOSS = 1.15  # the best ratio over its own, at most
 _WELL_KNOWN = 3  # fresh samples of a number of rows
+_COMMON, _NOTE_EVERY = 6, 8  # with so many fresh samples, every eighth step is noted
 _SURE = 8  # samples, below which nothing is given up that has a fair chance
 _FAIR = 0.5
 _FOLLOW_UP = 2  # drafts of the probe right after one that was accepted
@@ -56,8 +57,8 @@ _PROBING_MODEL = _Probing(64, 4, 1024)
 class _State:
     """What is known of one sample. idle: rounds since its last draft; probe_at: of them, when it
     gets probe_size all the same. is_new, is_behind: a draft model has read nothing of it, or not
-    what came last. grades: of the drafts under way; expected: its tokens in this round, and the
-    step's seconds, where they were chosen here."""
+    what came last; is_idle: it got no draft in this round. grades: of the drafts under way;
+    expected: its tokens in this round, and the step's seconds, where they were chosen here."""
 
     rates: AcceptanceRates
     probe_at: int
@@ -65,7 +66,8 @@ class _State:
     idle: int = 0
     is_probe: bool = False
     is_new: bool = True
-    is_behind: bool = True
+    is_idle: bool = False
+    is_behind: bool = False
     grades: Sequence[int] = ()
     expected: tuple[float, float] | None = None
 
@@ -87,6 +89,7 @@ class AdaptiveController:
         self._states: dict[int, dict[int, _State]] = {}  # request → sample
         self._gains: dict[int, Gains] = {}  # request
         self._num_rounds = 0  # with drafts
+        self._num_steps = 0
         self._num_running = 1
 
     # ---- Controller -------------------------------------------------------------------------
@@ -109,8 +112,10 @@ class AdaptiveController:
 
     def observe(self, rounds: Sequence[Round], cost: StepCost) -> None:
         """See Controller."""
-        if cost.is_decode:
+        if cost.is_decode and self._is_news(cost.num_rows):
             self._steps.record(cost.num_rows, cost.step_s)
+        if not rounds:
+            return
         states = [self._state(round_.request_id, round_.sample_index) for round_ in rounds]
         if not self._is_free:
             self._note_drafting(states, rounds, cost.draft_s)
@@ -120,7 +125,9 @@ class AdaptiveController:
     def forget(self, request_id: int) -> None:
         """See Controller."""
         self._states.pop(request_id, None)
-        self._gains.pop(request_id, None)
+        gains = self._gains.pop(request_id, None)
+        if gains is not None:
+            gains.note_plain(self._steps.seconds(1))
 
     # ---- one decision -----------------------------------------------------------------------
 
@@ -135,7 +142,7 @@ class AdaptiveController:
         states = [self._state(*ask.generation.sequence.order) for ask in asks]
         chances = [_chances(s.rates, g) for s, g in zip(states, grades, strict=True)]
         plan = best_plan(chances, self._num_running, self._times)
-        if not any(plan.counts) and self._is_unsure(chances):
+        if not any(plan.counts) and self._is_hopeful(states, grades):
             plan = plan_of(1, chances, self._num_running, self._times)
         if any(plan.counts):
             self._num_rounds += 1
@@ -143,13 +150,15 @@ class AdaptiveController:
                 plan = self._explore(chances, plan)
         for index, (state, graded) in enumerate(zip(states, grades, strict=True)):
             count = plan.counts[index]
-            state.is_probe = False
+            state.is_probe, state.is_behind = False, state.is_idle
             if count:
                 state.idle, state.probe_at, state.probe_size = 0, self._probing.first, 1
             elif graded:
                 count = plan.counts[index] = min(self._probe(state), len(graded))
+            state.is_idle = count == 0
             state.grades = graded[:count]
-            state.expected = (1 + sum(chances[index][:count]), plan.seconds)
+            if self._steps.num_samples:
+                state.expected = (1 + sum(chances[index][:count]), plan.seconds)
         return plan.counts
 
     def _probe(self, state: _State) -> int:
@@ -160,13 +169,17 @@ class AdaptiveController:
         state.rates.fade()
         return state.probe_size
 
-    def _is_unsure(self, chances: list[list[float]]) -> bool:
-        """Whether there is a fair chance, and too little was measured to give it up: one hiccup
-        could have done it."""
+    def _is_hopeful(self, states: list[_State], grades: list[list[int]]) -> bool:
+        """Whether a draft might pay after all: if α is somewhat better than it looks, or if there
+        is a fair chance and too little was measured (one hiccup could have done it)."""
+        chance = max(
+            (s.rates.hopeful_rate(g[0]) for s, g in zip(states, grades, strict=True) if g),
+            default=0.0,
+        )
         samples = self._steps if self._is_free else self._drafting
-        if samples.num_samples >= _SURE:
-            return False
-        return max((row[0] for row in chances if row), default=0.0) >= _FAIR
+        if samples.num_samples < _SURE and chance >= _FAIR:
+            return True
+        return any(best_plan([[chance]], self._num_running, self._times).counts)
 
     def _explore(self, chances: list[list[float]], best: DraftPlan) -> DraftPlan:
         """Of the numbers of drafts that cannot lose much, and none, the one whose time is known
@@ -192,15 +205,25 @@ class AdaptiveController:
 
     # ---- what came of it --------------------------------------------------------------------
 
+    def _is_news(self, num_rows: int) -> bool:
+        """Whether a step's time is worth noting: of sizes that come all the time, only some are."""
+        self._num_steps += 1
+        return self._num_steps % _NOTE_EVERY == 0 or self._steps.confidence(num_rows) < _COMMON
+
+    def _gains_of(self, round_: Round) -> Gains:
+        found = self._gains.get(round_.request_id)
+        if found is None:
+            found = self._gains[round_.request_id] = Gains(round_.account)
+        return found
+
     def _note_drafting(self, states: list[_State], rounds: Sequence[Round], draft_s: float) -> None:
         """Notes what drafting took, if that was drafting and not reading what had been missed."""
         drafted = [s for s, round_ in zip(states, rounds, strict=True) if round_.num_drafted]
         is_known = self._drafting.num_samples >= _WELL_KNOWN
         if drafted and not any(s.is_new or (s.is_behind and is_known) for s in drafted):
             self._drafting.record(max(round_.num_drafted for round_ in rounds), draft_s)
-        for state, round_ in zip(states, rounds, strict=True):
-            state.is_behind = round_.num_drafted == 0
-            state.is_new = state.is_new and state.is_behind
+        for state in drafted:
+            state.is_new = False
 
     def _note(self, state: _State, round_: Round, cost: StepCost) -> None:
         grades: Sequence[int] = state.grades
@@ -216,7 +239,7 @@ class AdaptiveController:
                 later = max(state.probe_at, self._probing.first) * self._probing.growth
                 state.probe_at, state.probe_size = min(later, self._probing.last), 1
         if cost.is_decode:
-            gains = self._gains.setdefault(round_.request_id, Gains())
+            gains = self._gains_of(round_)
             gains.note(round_, cost, self._times, state.expected)
         state.expected = None
 

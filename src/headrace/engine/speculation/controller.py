@@ -41,8 +41,8 @@ class Controller(Protocol):
         ...
 
     def observe(self, rounds: Sequence[Round], cost: StepCost) -> None:
-        """After every step while somebody speculates; rounds: of the sequences asked about that
-        took part, those that got no draft included. May write the gains of round.account."""
+        """After every step with asks; rounds: of the sequences that had drafts and took part. May
+        write the gains of round.account."""
         ...
 
     def forget(self, request_id: int) -> None:

@@ -48,6 +48,7 @@ class CostCurve:
         self._log_prior = [math.log(prior(_size(cell))) for cell in range(_NUM_CELLS)]
         self._samples: dict[int, list[tuple[int, float]]] = {}  # cell → (when, log of shape)
         self._known: list[tuple[int, float, float, float]] = []  # cell, place, correction, weight
+        self._confidence: dict[int, float] = {}  # by cell: the weight
         self._shape: dict[int, float] = {}  # by cell, since the last look
         self._log_pace = 0.0
         self._num_samples = 0
@@ -75,8 +76,8 @@ class CostCurve:
         return self.pace * self.shape(size)
 
     def confidence(self, size: int) -> float:
-        """How many fresh samples the size itself has."""
-        return self._weight(self._samples.get(_cell(size), ()))
+        """How many fresh samples the size itself had at the last look."""
+        return self._confidence.get(_cell(size), 0.0)
 
     def record(self, size: int, seconds: float) -> None:
         """Notes a step."""
@@ -102,18 +103,19 @@ class CostCurve:
             self._next_look = self._num_samples + min(_REFRESH, self._num_samples)
             self._look()
 
-    def _weight(self, samples: tuple[()] | list[tuple[int, float]]) -> float:
+    def _weight(self, samples: list[tuple[int, float]]) -> float:
         return sum(math.exp((when - self._num_samples) / _FADING) for when, _ in samples)
 
     def _look(self) -> None:
         """Takes the samples in; shapes are made of them when asked for."""
         self._shape.clear()
+        self._confidence = {c: self._weight(samples) for c, samples in self._samples.items()}
         self._known = [
             (
                 cell,
                 math.log2(_size(cell)),
                 statistics.median(value for _, value in samples) - self._log_prior[cell],
-                self._weight(samples),
+                self._confidence[cell],
             )
             for cell, samples in self._samples.items()
         ]

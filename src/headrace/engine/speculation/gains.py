@@ -8,7 +8,7 @@ without drafts; its time is a median of steps of that many rows (costs.py), of t
 
 from __future__ import annotations
 
-from headrace.engine.speculation.account import Round
+from headrace.engine.speculation.account import Round, SpeculationAccount
 from headrace.engine.speculation.controller import StepCost
 from headrace.engine.speculation.gamma import StepTimes
 
@@ -16,11 +16,13 @@ _HICCUP = 1.5  # of the expected time: what is longer is not what speculation co
 
 
 class Gains:
-    """Sums over the rounds of a request. Writes round.account."""
+    """Sums over the rounds of a request. Writes its account."""
 
-    __slots__ = ("_came_s", "_expected_s", "_predicted_s", "_took_s")
+    __slots__ = ("_account", "_came_s", "_expected_s", "_num_plain", "_predicted_s", "_took_s")
 
-    def __init__(self) -> None:
+    def __init__(self, account: SpeculationAccount) -> None:
+        self._account = account
+        self._num_plain = 0  # rounds that were counted
         self._expected_s = self._predicted_s = 0.0  # expected tokens in plain seconds; seconds
         self._came_s = self._took_s = 0.0  # the same, as they came
 
@@ -31,15 +33,28 @@ class Gains:
         times: StepTimes,
         expected: tuple[float, float] | None,
     ) -> None:
-        """A round, with drafts or without. expected: (its tokens, the step's seconds)."""
+        """A round, and the plain ones since the last. expected: (its tokens, the step's
+        seconds)."""
         plain_s, step_s = times.step(cost.num_seqs), times.step(cost.num_rows)
         if expected is None:
-            rate = round_.account.acceptance_rate or 0.0
+            rate = self._account.acceptance_rate or 0.0
             tokens = sum(rate**depth for depth in range(round_.num_drafted + 1))
             expected = (tokens, step_s + times.drafting(round_.num_drafted))
         self._expected_s += expected[0] * plain_s
         self._predicted_s += expected[1]
         self._came_s += round_.num_tokens * plain_s
         self._took_s += min(cost.step_s, _HICCUP * step_s) + cost.draft_s
-        round_.account.predicted_gain = self._expected_s / self._predicted_s
-        round_.account.measured_gain = self._came_s / self._took_s
+        self.note_plain(plain_s)
+
+    def note_plain(self, plain_s: float) -> None:
+        """Plain rounds that were not noted yet: they gain what they cost."""
+        account = self._account
+        seconds = (account.num_plain_rounds - self._num_plain) * plain_s
+        self._num_plain = account.num_plain_rounds
+        self._expected_s += seconds
+        self._predicted_s += seconds
+        self._came_s += seconds
+        self._took_s += seconds
+        if self._took_s:
+            account.predicted_gain = self._expected_s / self._predicted_s
+            account.measured_gain = self._came_s / self._took_s

@@ -9,7 +9,7 @@ Between steps no sequence has drafts: whoever pauses, aborts or preempts need no
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from headrace.engine.generation import Generation, Request, generation_of
 from headrace.engine.report import report
@@ -61,6 +61,7 @@ class Speculator:
         self._num_ids = num_ids
         self._drafted_s = 0.0  # when the drafts of the step were there
         self._draft_s = 0.0
+        self._asked: Iterable[Speculative] = ()  # the drafters of the step
         self.total = SpeculationAccount()
         self.num_requests = 0
         self.trials: dict[Sequence, Trial] = {}
@@ -119,10 +120,17 @@ class Speculator:
         num_drafts = 0
         for kind, asked in asks.items():
             for ask, draft in self._drafts(kind, asked, len(running)):
-                sequence = ask.generation.sequence
-                self.trials[sequence] = Trial(ask.generation, draft)
-                sequence.drafts = list(draft.tokens)
-                num_drafts += len(draft.tokens)
+                generation = ask.generation
+                if draft.tokens:
+                    self.trials[generation.sequence] = Trial(generation, draft)
+                    generation.sequence.drafts = list(draft.tokens)
+                    num_drafts += len(draft.tokens)
+                else:
+                    account = generation.request.speculation_account
+                    assert account is not None
+                    account.num_plain_rounds += 1
+                    self.total.num_plain_rounds += 1
+        self._asked = asks.keys()
         self._drafted_s = time.monotonic()
         self._draft_s = self._drafted_s - started_s
         return num_drafts
@@ -138,7 +146,9 @@ class Speculator:
         wanted: list[Ask] = []
         for ask in asks:
             limit = ask.limit if _fixed_number(ask) is not None else next(chosen)
-            if limit:
+            if limit == ask.limit:
+                wanted.append(ask)
+            elif limit:
                 wanted.append(Ask(ask.generation, limit, ask.wants_distributions))
             else:
                 given.append((ask, Draft([])))
@@ -151,8 +161,9 @@ class Speculator:
         except Exception:
             report("drafting failed; the step goes on without drafts")
             return [*given, *((ask, Draft([])) for ask in wanted)]
-        variable = [i for i, ask in enumerate(wanted) if _fixed_number(ask) is None]
-        controller.cut([wanted[i] for i in variable], [drafts[i] for i in variable])
+        if free:
+            variable = [i for i, ask in enumerate(wanted) if _fixed_number(ask) is None]
+            controller.cut([wanted[i] for i in variable], [drafts[i] for i in variable])
         return [*given, *zip(wanted, drafts, strict=True)]
 
     def _num_sound(self, draft: Draft) -> int:
@@ -174,7 +185,7 @@ class Speculator:
         self.trials.clear()
 
     def _observe(self, plan: Plan, step_s: float) -> None:
-        rounds: dict[Speculative, list[Round]] = {kind: [] for kind in self._drafters}
+        rounds: dict[Speculative, list[Round]] = {kind: [] for kind in self._asked}
         for sequence, trial in self.trials.items():
             request = trial.generation.request
             account, choice = request.speculation_account, request.speculation
@@ -183,9 +194,11 @@ class Speculator:
             if trial.row < 0:  # preempted, or it failed before it could draw
                 continue
             num_drafted = len(sequence.drafts)
-            if num_drafted:
-                for sums in (account, self.total):
+            for sums in (account, self.total):
+                if num_drafted:
                     sums.add(num_drafted, trial.num_tested, trial.num_accepted)
+                else:
+                    sums.num_plain_rounds += 1
             num_cut = len(trial.draft.tokens) - num_drafted
             account.num_cut += num_cut
             self.total.num_cut += num_cut
@@ -200,7 +213,7 @@ class Speculator:
                     trial.num_tokens,
                 )
             )
-            if trial.draft.tokens and trial.generation.finish_reason is None:
+            if trial.generation.finish_reason is None:
                 drafter = self._drafters[choice.speculative]
                 drafter.kept(trial.generation, trial.num_accepted)
         num_rows, num_seqs = plan.num_tokens, len(plan.sequences)
@@ -212,5 +225,5 @@ class Speculator:
             step_s,
             self._draft_s,
         )
-        for kind, controller in self._controllers.items():
-            controller.observe(rounds[kind], cost)
+        for kind in self._asked:
+            self._controllers[kind].observe(rounds[kind], cost)
