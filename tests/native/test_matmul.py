@@ -25,7 +25,7 @@ from headrace.native import _core
 
 ISAS: list[str] = _core.available_isas()
 ROWS = (1, 15, 16, 17, 33, 100)  # N
-TOKENS = (1, 2, 3, 8, 9, 33)  # T
+TOKENS = (1, 2, 3, 4, 6, 7, 8, 9, 13, 16, 17, 25, 33)  # T: each way to cut tiles
 QUANTISED = tuple(name for name in FORMATS if name not in FLOATS)
 
 

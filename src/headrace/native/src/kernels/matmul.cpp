@@ -3,7 +3,8 @@
 // Weights: packed panels of 16 output rows; activations: one prepared area per token (matmul.h).
 // Few tokens: tiles unpack weights in registers (tile.h). Tokens are cut into groups whose
 // activations fit in half of a level-2 cache; the items (group, panel) are dealt to the workers in
-// order, so a panel stays in cache over all tiles of its group. Many tokens, AVX-512: chunk.h.
+// order, so a panel stays in cache over all tiles of its group, which meanwhile fetch the next one.
+// Many tokens, AVX-512: chunk.h.
 // The reduction is never split. Traffic: all panels once per group, the group's areas once per
 // panel (from cache).
 #include <limits>
@@ -20,31 +21,41 @@ namespace {
 constexpr int64_t kGroupBytes = 384 * 1024;  // of activations
 // Tiles whose accumulators fill the registers; with one token, enough panels to hide latency.
 #ifdef HR_AVX512
-constexpr int kMaxTile = 6, kPanels = 2, kOneTokenPanels = 4;
+constexpr int kMaxTile = 8, kPanels = 2, kOneTokenPanels = 4;
+// How far ahead a tile asks for memory, per panel. Eight bits a code: the bus is busy with less.
+template <class W, int P>
+constexpr int64_t kDistance = P == 2 && W::kBlockBytes < 512 ? 4096 : 2048;
 #else
 constexpr int kMaxTile = 4, kPanels = 1, kOneTokenPanels = 2;
+template <class W, int P>
+constexpr int64_t kDistance = 2048;
 #endif
 
 // `count` tokens (1 … M) from `token` on.
 template <class W, int P, int M>
-void tile_of(const Problem& problem, int64_t first, int64_t step, int64_t token, int64_t count) {
+void tile_of(const Problem& problem, int64_t first, int64_t step, int64_t token, int64_t count,
+             const Ahead& ahead) {
   if constexpr (M > 1) {
-    if (count < M) return tile_of<W, P, M - 1>(problem, first, step, token, count);
+    if (count < M) return tile_of<W, P, M - 1>(problem, first, step, token, count, ahead);
   }
-  tile<W, M, P>(problem, first, step, token);
+  tile<W, M, P>(problem, first, step, token, ahead);
 }
 
 // Panels begin … end − 1 × tokens token … last − 1. The panels are walked as P contiguous streams
 // side by side; those left over one at a time (as P equal ones: a few of a whole matmul, and one
-// kernel). Tokens are cut into tiles of sizes that differ by one at most.
+// kernel). Tokens are cut into tiles of sizes that differ by one at most. Several tiles share the
+// asking for the next panels, or only the first would wait for memory.
 template <class W, int P, int M>
 void walk(const Problem& problem, int64_t begin, int64_t end, int64_t token, int64_t last) {
   const int64_t tokens = last - token, tiles = (tokens + M - 1) / M;
   const int64_t length = (end - begin) / P;
   auto all_tiles = [&](int64_t first, int64_t step) {
+    Ahead ahead{kDistance<W, P>, W::kBlockBytes};
+    if (tiles > 1) ahead.step = W::kBlockBytes / tiles;
     for (int64_t i = 0; i < tiles; ++i) {
       const int64_t from = token + tokens * i / tiles, to = token + tokens * (i + 1) / tiles;
-      tile_of<W, P, M>(problem, first, step, from, to - from);
+      if (tiles > 1) ahead.distance = problem.panel_bytes + problem.panel_bytes * i / tiles;
+      tile_of<W, P, M>(problem, first, step, from, to - from, ahead);
     }
   };
   for (int64_t i = 0; i < length; ++i) all_tiles(begin + i, length);
@@ -52,11 +63,15 @@ void walk(const Problem& problem, int64_t begin, int64_t end, int64_t token, int
 }
 
 #ifdef HR_AVX512
-// From how many tokens on it pays to unpack once and store. Never where unpacking is one shift and
-// one mask: SmolLM2's 210 Q4_1 matmuls at 512 tokens take 76 ms in registers and 83 in chunks.
+// From how many tokens on it pays to unpack once and store (measured: docs/matmul.md): the sooner,
+// the dearer unpacking is. Never where it is a shift, a mask, a look-up or nothing: SmolLM2's 210
+// Q4_1 matmuls at 512 tokens take 76 ms in registers and 83 in chunks.
 template <class W>
-constexpr int64_t kChunkTokens =
-    W::kBits == 4 && W::kGrain == 1 ? std::numeric_limits<int64_t>::max() : 10;
+constexpr int64_t chunk_tokens() {
+  if (W::kGrain == 1) return W::kBits == 5 ? 17 : std::numeric_limits<int64_t>::max();
+  if (W::kBits == 3) return 10;
+  return W::kBits >= 5 ? 13 : 25;
+}
 
 template <class W>
 void run_chunks(const Problem& problem, int64_t tokens, int64_t panels, const Worker& worker) {
@@ -87,7 +102,7 @@ void run(const headrace::MatmulArgs& args, const Step& step, const Worker& worke
   const int64_t tokens = step.count(args.out.rows), panels = headrace::num_panels(weight.n);
 #ifdef HR_AVX512
   if constexpr (W::kDot == Dot::Bytes) {
-    if (tokens >= kChunkTokens<W>) return run_chunks<W>(problem, tokens, panels, worker);
+    if (tokens >= chunk_tokens<W>()) return run_chunks<W>(problem, tokens, panels, worker);
   }
 #endif
   int64_t group = kGroupBytes / args.activation_row_bytes / kMaxTile * kMaxTile;

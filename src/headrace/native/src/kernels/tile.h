@@ -9,14 +9,22 @@
 
 namespace HR_ISA {
 
-// How far ahead a panel is fetched from memory.
-constexpr int64_t kPrefetchBytes = 2048;
+// What a tile asks memory for meanwhile: `step` bytes per block and panel, from `distance` behind
+// the panel's start on.
+struct Ahead {
+  int64_t distance, step;
+};
 
-template <int64_t Bytes>
-[[gnu::always_inline]] static inline void prefetch_block(const uint8_t* block) {
+template <int64_t BlockBytes>
+[[gnu::always_inline]] static inline void prefetch(const uint8_t* panel, const Ahead& ahead,
+                                                   int64_t block) {
+  const auto* at = reinterpret_cast<const char*>(panel) + ahead.distance + block * ahead.step;
+  if (ahead.step == BlockBytes) {
 #pragma GCC unroll 32
-  for (int64_t line = 0; line < Bytes; line += 64)
-    _mm_prefetch(reinterpret_cast<const char*>(block + kPrefetchBytes + line), _MM_HINT_T0);
+    for (int64_t line = 0; line < BlockBytes; line += 64) _mm_prefetch(at + line, _MM_HINT_T0);
+  } else {
+    for (int64_t line = 0; line < ahead.step; line += 64) _mm_prefetch(at + line, _MM_HINT_T0);
+  }
 }
 
 // ---- int8 activations -------------------------------------------------------------------------
@@ -76,11 +84,71 @@ template <class W, int M, int P>
   }
 }
 
+// Tokens whose int32 sums are held at once.
+#ifdef HR_AVX512
+template <int M, int P>
+constexpr int kTogether = P == 2 ? (M <= 6 ? 6 : 4) : 8;
+#else
+template <int M, int P>
+constexpr int kTogether = M;
+#endif
+
+// One block for tokens First … First + Count − 1 of a tile: their accumulators go on.
+template <class W, int First, int Count, int M, int P>
+[[gnu::always_inline]] static inline void add_block(const typename W::Reader (&reader)[P],
+                                                    const ActivationBlock* a, int64_t stride,
+                                                    f32x16 (&acc)[P][M]) {
+  a += First * stride;
+  i32x16 sum[P][Count];
+  sum_block<W>(reader, a, stride, sum);
+#pragma GCC unroll 4
+  for (int p = 0; p < P; ++p) {
+    const f32x16 scale = reader[p].scale();
+#pragma GCC unroll 16
+    for (int t = 0; t < Count; ++t)
+      acc[p][First + t] =
+          fma(to_float(sum[p][t]), scale * splat(a[t * stride].scale), acc[p][First + t]);
+    if constexpr (W::kHasMin) {
+      const f32x16 minimum = reader[p].minimum();
+#pragma GCC unroll 16
+      for (int t = 0; t < Count; ++t)
+        acc[p][First + t] = fma(minimum, splat(a[t * stride].sum), acc[p][First + t]);
+    }
+    if constexpr (W::kTwoMinima) {
+      const f32x16 minimum = reader[p].minimum();
+      const i32x16 minima = reader[p].minima();
+#pragma GCC unroll 16
+      for (int t = 0; t < Count; ++t) {
+        const i32x16 j = dot2_words(zeroi(), minima, splat_word(a[t * stride].sums));
+        acc[p][First + t] =
+            fma(to_float(j), minimum * splat(a[t * stride].scale), acc[p][First + t]);
+      }
+    }
+  }
+}
+
+// The same for all M tokens, Together at a time: more sums than that do not fit in registers next
+// to the accumulators. Codes are unpacked anew for each time.
+template <class W, int Together, int First, int M, int P>
+[[gnu::always_inline]] static inline void add_blocks(typename W::Reader (&reader)[P],
+                                                     const ActivationBlock* a, int64_t stride,
+                                                     f32x16 (&acc)[P][M]) {
+  constexpr int kTimes = (M - First + Together - 1) / Together;
+  constexpr int kCount = (M - First + kTimes - 1) / kTimes;
+  add_block<W, First, kCount>(reader, a, stride, acc);
+  if constexpr (First + kCount < M) {
+    // Without this the compiler keeps the codes of the first time, in memory.
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) asm("" : "+r"(reader[p].at));
+    add_blocks<W, Together, First + kCount>(reader, a, stride, acc);
+  }
+}
+
 template <class W, int M, int P>
 [[gnu::always_inline]] static inline void tile_bytes(const uint8_t* panel, int64_t panel_step,
                                                      const std::byte* activations,
                                                      int64_t area_bytes, int64_t blocks,
-                                                     f32x16 (&acc)[P][M]) {
+                                                     const Ahead& ahead, f32x16 (&acc)[P][M]) {
   typename W::Reader reader[P];
 #pragma GCC unroll 4
   for (int p = 0; p < P; ++p) reader[p].open(panel + p * panel_step);
@@ -89,32 +157,10 @@ template <class W, int M, int P>
   for (int64_t b = 0; b < blocks; ++b, ++a) {
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
-      prefetch_block<W::kBlockBytes>(panel + p * panel_step + b * W::kBlockBytes);
+      prefetch<W::kBlockBytes>(panel + p * panel_step, ahead, b);
       reader[p].next(b);
     }
-    i32x16 sum[P][M];
-    sum_block<W>(reader, a, stride, sum);
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) {
-      const f32x16 scale = reader[p].scale();
-#pragma GCC unroll 16
-      for (int t = 0; t < M; ++t)
-        acc[p][t] = fma(to_float(sum[p][t]), scale * splat(a[t * stride].scale), acc[p][t]);
-      if constexpr (W::kHasMin) {
-        const f32x16 minimum = reader[p].minimum();
-#pragma GCC unroll 16
-        for (int t = 0; t < M; ++t) acc[p][t] = fma(minimum, splat(a[t * stride].sum), acc[p][t]);
-      }
-      if constexpr (W::kTwoMinima) {
-        const f32x16 minimum = reader[p].minimum();
-        const i32x16 minima = reader[p].minima();
-#pragma GCC unroll 16
-        for (int t = 0; t < M; ++t) {
-          const i32x16 j = dot2_words(zeroi(), minima, splat_word(a[t * stride].sums));
-          acc[p][t] = fma(to_float(j), minimum * splat(a[t * stride].scale), acc[p][t]);
-        }
-      }
-    }
+    add_blocks<W, kTogether<M, P>, 0>(reader, a, stride, acc);
   }
 }
 
@@ -124,7 +170,7 @@ template <class W, int M, int P>
 [[gnu::always_inline]] static inline void tile_floats(const uint8_t* panel, int64_t panel_step,
                                                       const std::byte* activations,
                                                       int64_t area_bytes, int64_t blocks,
-                                                      f32x16 (&acc)[P][M]) {
+                                                      const Ahead& ahead, f32x16 (&acc)[P][M]) {
   constexpr bool kPairs = W::kDot == Dot::Pair;
   constexpr int kSteps = kPairs ? 16 : 32;  // one 4-byte word of activations each
   for (int64_t b = 0; b < blocks; ++b) {
@@ -133,7 +179,7 @@ template <class W, int M, int P>
     f32x16 part[P][M];
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
-      prefetch_block<W::kBlockBytes>(block + p * panel_step);
+      prefetch<W::kBlockBytes>(panel + p * panel_step, ahead, b);
 #pragma GCC unroll 16
       for (int t = 0; t < M; ++t) part[p][t] = zero();
     }
@@ -192,7 +238,8 @@ template <int M, int P>
 
 // Panels first, first + step, … (P of them; step 0: the same one) × tokens token … token + M − 1.
 template <class W, int M, int P>
-static void tile(const Problem& problem, int64_t first, int64_t step, int64_t token) {
+static void tile(const Problem& problem, int64_t first, int64_t step, int64_t token,
+                 const Ahead& ahead) {
   f32x16 acc[P][M];
 #pragma GCC unroll 4
   for (int p = 0; p < P; ++p) {
@@ -203,10 +250,10 @@ static void tile(const Problem& problem, int64_t first, int64_t step, int64_t to
   const std::byte* a = problem.activations + token * problem.area_bytes;
   if constexpr (W::kDot == Dot::Bytes)
     tile_bytes<W, M, P>(panel, step * problem.panel_bytes, a, problem.area_bytes, problem.blocks,
-                        acc);
+                        ahead, acc);
   else
     tile_floats<W, M, P>(panel, step * problem.panel_bytes, a, problem.area_bytes, problem.blocks,
-                         acc);
+                         ahead, acc);
   finish<M, P>(problem, first, step, token, acc);
 }
 
