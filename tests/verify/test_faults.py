@@ -31,6 +31,8 @@ CAUGHT_BY: Mapping[str, tuple[str, ...]] = {
     "window-edge": ("whole = chunked", "native = reference", "op by op"),
     "skipped-norm": ("fused = unfused", "native = reference"),
     "noise-key": ("alone = with neighbours",),
+    "long-match": ("cold = prefix hit",),
+    "kept-draft": ("plain = n-gram drafts",),
 }
 
 
@@ -44,7 +46,7 @@ def climb(fault: str, rungs: tuple[str, ...]) -> Report:
 
 def test_each_fault_has_its_rungs() -> None:
     assert set(FAULTS) == set(CAUGHT_BY)
-    assert len(FAULTS) == 11
+    assert len(FAULTS) == 13
     assert all(fault.symptom for fault in FAULTS.values())
 
 

@@ -66,6 +66,7 @@ class Engine:
     preparer_type: type[Preparer] = Preparer
     drawing_type: type[Drawing] = Drawing
     manager_type: type[BlockManager] = BlockManager
+    tree_type: type[PrefixTree] = PrefixTree
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class Engine:
         self._executor = executor
         self._whole_history = config.kv_allocator is Allocator.NONE
         self.manager = self._make_manager(executor, config)
-        tree = PrefixTree(self.manager) if config.prefix_caching else None
+        tree = self.tree_type(self.manager) if config.prefix_caching else None
         self.prefixes = PrefixReuse(self.manager, tree)
         self.scheduler = Scheduler(
             StepBudget(

@@ -15,8 +15,10 @@ from headrace.engine.core import Engine
 from headrace.engine.generation import Request
 from headrace.engine.params import SamplingParams
 from headrace.native import core
+from headrace.verify.guesses import from_draft_model, from_ngrams
 from headrace.verify.probe import GREEDY, Run, run_requests
 from headrace.verify.result import Rows, RungResult, difference
+from headrace.verify.reuse import hits, shared
 from headrace.verify.subject import Subject
 from headrace.verify.workload import SEGMENT
 
@@ -187,28 +189,6 @@ def forked(subject: Subject) -> RungResult:
     )
 
 
-def kept_history(subject: Subject) -> RungResult:
-    """A conversation continued on its kept blocks = computed from nothing."""
-    text = subject.workload.text
-    start = min(len(text) * 4 // 5, SEGMENT - 30)
-    engine, probe = subject.engine(enable_prefix_caching=True)
-    first = engine.add(text[:start], GREEDY)
-    while engine.has_work:
-        engine.step()
-    history = text[:start] + first.generations[0].token_ids
-    prompts = [history + text[start : start + 61], history + text[start : start + 32]]
-    error, cached = 0.0, 0
-    for prompt in prompts:
-        request = engine.add(list(prompt), GREEDY)
-        while engine.has_work:
-            engine.step()
-        cached += request.num_cached_tokens
-        warm = Run(dict(probe.rows_seen)).of(request.request_id)
-        cold = run_requests(*subject.engine(), [prompt])
-        error = max(error, difference(cold.rows, warm))
-    return RungResult.judge("cold = kept history", error, cached, f"{cached} cached tokens")
-
-
 def static(subject: Subject) -> RungResult:
     """Continuous batching = static batching, two at a time."""
     engine, probe = subject.engine(batching="static", max_num_seqs=2)
@@ -300,7 +280,10 @@ EXACT_RUNGS: Mapping[str, Rung] = {
     "straight = preempted": preempted,
     "straight = paused": paused,
     "alone = forked": forked,
-    "cold = kept history": kept_history,
+    "cold = prefix hit": hits,
+    "alone = shared": shared,
+    "plain = n-gram drafts": from_ngrams,
+    "plain = draft model": from_draft_model,
     "continuous = static": static,
     "one thread = n": threads,
     "instruction sets agree": isas,

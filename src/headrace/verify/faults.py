@@ -154,6 +154,18 @@ FAULTS: Mapping[str, Fault] = {
             "the position",
             engine=fe.NoiseKeyEngine,
         ),
+        Fault(
+            "long-match",
+            "right from nothing, wrong where a part of the prompt was cached: a match is one "
+            "position too long",
+            engine=fe.LongMatchEngine,
+        ),
+        Fault(
+            "kept-draft",
+            "right without speculation, wrong after a wrong guess: the key and value of a rejected "
+            "draft stay",
+            engine=fe.KeptDraftEngine,
+        ),
     )
 }
 

@@ -9,6 +9,7 @@ from headrace.engine.blocks import BlockManager, SequenceBlocks
 from headrace.engine.core import Engine
 from headrace.engine.drawing import Drawing
 from headrace.engine.generation import Generation
+from headrace.engine.prefix.tree import Match, PrefixTree
 from headrace.engine.prepare import Preparer
 from headrace.engine.request import Sequence
 from headrace.engine.scheduler import Plan
@@ -111,3 +112,31 @@ class _RowKeys(Drawing):
 
 class NoiseKeyEngine(Engine):
     drawing_type = _RowKeys
+
+
+class _LongMatches(PrefixTree):
+    """Where a prompt leaves a cached one inside a block, the position at which it leaves counts as
+    the same."""
+
+    def match(self, tokens: list[int], salt: str = "") -> Match:
+        match = super().match(tokens, salt)
+        inside = match.num_stored % self.block_size
+        if not inside or match.num_stored + 1 >= len(tokens):
+            return match
+        longer = match.num_stored + 1
+        return replace(match, num_matched=longer, num_stored=longer, start=longer)
+
+
+class LongMatchEngine(Engine):
+    tree_type = _LongMatches
+
+
+class KeptDraftEngine(Engine):
+    """The key and value of the draft that ended a round stay in the place of the drawn token's."""
+
+    def _commit_accepted(self, plan: Plan) -> None:
+        trials = self.speculator.trials
+        missed = [s for s, trial in trials.items() if trial.num_tested > trial.num_accepted]
+        super()._commit_accepted(plan)
+        for sequence in missed:
+            sequence.num_stored_tokens = sequence.num_computed_tokens + 1

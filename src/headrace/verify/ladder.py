@@ -32,8 +32,14 @@ SYMPTOMS: Mapping[str, str] = {
     "straight = paused": "a request changes when it is paused and resumed: look at blocks that it "
     "kept while others ran, and at those it lost",
     "alone = forked": "samples of one prompt disturb each other: look at copy-on-write",
-    "cold = kept history": "a conversation continued on kept blocks differs: look at the matched "
-    "prefix, and at blocks written while shared",
+    "cold = prefix hit": "a prompt that was cached gives another text: look at the length of the "
+    "match, at blocks written while shared, and at what a window still holds",
+    "alone = shared": "requests that share a prefix disturb each other: look at blocks shared "
+    "before they are written, and at copies made too early",
+    "plain = n-gram drafts": "guessing changes the text: look at rejected drafts counted as "
+    "computed, and at rows, positions and counts of drafts",
+    "plain = draft model": "guessing changes the text: look at rejected drafts counted as "
+    "computed, and at workers and states shared with the draft model",
     "continuous = static": "the order of admission matters: look at the order of rows",
     "one thread = n": "threads change bits: they share a reduction, or race",
     "instruction sets agree": "one instruction-set level computes something else",

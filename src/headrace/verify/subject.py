@@ -18,6 +18,7 @@ from headrace.engine.admission import Vocabulary
 from headrace.engine.config import EngineConfig, EngineOptions, Machine, resolve
 from headrace.engine.core import Engine
 from headrace.engine.sizing import PoolPlan
+from headrace.engine.speculation.draft_model import DraftModel
 from headrace.errors import UsageError
 from headrace.native import core
 from headrace.ops.kv import KVFormat
@@ -30,14 +31,15 @@ from headrace.verify.probe import Probe, Run, run_requests
 from headrace.verify.workload import LONG, OUTPUT_ROOM, Workload, make_workload
 
 #: More than any verification needs; blocks are touched by use only.
-_NUM_SEQS = 8
+_NUM_SEQS = 16
 
 
 @dataclass
 class Subject:
     """program: the model. num_ids: the tokenizer's size (or the vocabulary's). encode: its
     tokenizer, None = pseudo-random prompts. kv_format: of every engine. num_threads, isa: None =
-    default. length: tokens of the long text. weights: filled by the first model built."""
+    default. length: tokens of the long text. draft: a model of the same vocabulary that guesses for
+    it; None = the model itself. weights, draft_weights: filled by the first model built."""
 
     program: Program
     num_ids: int
@@ -49,7 +51,9 @@ class Subject:
     block_size: int = 16
     length: int = LONG
     name: str = ""
+    draft: Program | None = None
     weights: PackedWeights | None = None
+    draft_weights: PackedWeights | None = None
     _alone: dict[int, Run] = field(default_factory=dict)
 
     @cached_property
@@ -124,11 +128,13 @@ class Subject:
             "kv_cache_dtype": self.kv_format.value,
             "enable_prefix_caching": False,
         }
+        drafts = options.get("speculative") == "draft"
         return resolve(
             EngineOptions(**(defaults | options)),
             self.program.kv_groups,
             self.program.max_context,
             Machine.probe({}),
+            draft_groups=(self.draft or self.program).kv_groups if drafts else None,
         )
 
     def engine(
@@ -148,7 +154,26 @@ class Subject:
         executor = model or self.model(config.max_num_batched_tokens)
         probe = Probe(executor, edges)
         vocabulary = Vocabulary(num_ids=self.num_ids)
-        return self.fault.engine(executor, vocabulary, config, probe), probe
+        drafter = None if config.draft_pools is None else self._drafter(executor, config)
+        return self.fault.engine(executor, vocabulary, config, probe, draft=drafter), probe
+
+    def _drafter(self, executor: NativeModel, config: EngineConfig) -> DraftModel:
+        """The draft model of an engine, on the workers of its executor."""
+        assert config.draft_pools is not None
+        program = self.draft or self.program
+        context = min(config.max_model_len, program.max_context)
+        model = NativeModel(
+            program,
+            max_tokens=config.max_num_batched_tokens,
+            max_requests=config.max_num_seqs,
+            max_context=context,
+            isa=self.isa,
+            weights=self.weights if self.draft is None else self.draft_weights,
+            pool=executor.pool,
+        )
+        self.draft_weights = model.weights
+        config = dataclasses.replace(config, pools=config.draft_pools, max_model_len=context)
+        return DraftModel(model, config, min(self.num_ids, program.vocab_size))
 
     @cached_property
     def whole(self) -> Run:

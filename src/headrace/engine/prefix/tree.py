@@ -75,6 +75,10 @@ class PrefixTree:
         return self._store.num_tokens
 
     @property
+    def block_size(self) -> int:
+        return self._store.block_size
+
+    @property
     def num_nodes(self) -> int:
         return self._store.num_nodes
 
