@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from headrace.verify.subject import Subject
 
 
+#: What MODEL itself is quantised to, to be its own draft model.
+DRAFT_QUANTIZE = "q4_0"
+
+
 def _list_faults(wanted: bool) -> None:
     if wanted:
         from headrace.verify.faults import FAULTS
@@ -50,6 +54,12 @@ def verify(
     kv_cache_dtype: o.KVFormat = "bf16",
     threads: o.Threads = None,
     quantize: o.Quantize = None,
+    draft_model: Annotated[
+        str | None,
+        typer.Option("--draft-model", "-md", show_default=False,
+                     help="Who guesses in the rung of speculation (default: MODEL in q4_0)."),
+    ] = None,
+    draft_quantize: o.DraftQuantize = None,
     block_size: o.BlockSize = 16,
     isa: Annotated[
         str | None,
@@ -65,6 +75,7 @@ def verify(
     """
     from headrace.cli.progress import StderrReporter
     from headrace.engine.model import open_model, vocabulary_of
+    from headrace.engine.speculation.vocabularies import check_vocabularies
     from headrace.ops.kv import KVFormat
     from headrace.verify.faults import NO_FAULT, find_fault
     from headrace.verify.ladder import has_reference, run_ladder
@@ -92,6 +103,14 @@ def verify(
             f"The fault {fault.name} is in every native path alike, so only the comparison with "
             f"torch can show it; install it with: pip install 'headrace[torch]'"
         )
+    draft = open_model(
+        draft_model or model,
+        quantize=draft_quantize or (None if draft_model else DRAFT_QUANTIZE),
+        num_threads=threads,
+        offline=offline or None,
+        progress=StderrReporter(quiet=True),
+    )
+    check_vocabularies(opened.tokenizer, draft.tokenizer, model, draft.name)
     subject = Subject(
         opened.program,
         num_ids=vocabulary_of(opened).num_ids,
@@ -103,6 +122,7 @@ def verify(
         block_size=block_size,
         length=QUICK if quick else LONG,
         name=model,
+        draft=draft.program,
     )
     subject.check()
     printer = _Printer(table=not as_json)
