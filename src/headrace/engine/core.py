@@ -23,6 +23,7 @@ from headrace.engine.admission import Vocabulary, check_request, max_num_tokens,
 from headrace.engine.blocks import BlockManager, ContiguousBlockManager, KVUsage
 from headrace.engine.config import Allocator, EngineConfig
 from headrace.engine.constraint import Constraint
+from headrace.engine.copies import make_copies
 from headrace.engine.drawing import Drawing
 from headrace.engine.generation import Generation, Request, generation_of
 from headrace.engine.invariants import check_invariants
@@ -327,7 +328,7 @@ class Engine:
             hidden_rows = self._pooled_rows.rows(plan) if self._num_pooled else None
             batch, drawing = self._preparer.build(plan, prompt_rows)
             if self.manager.pending_copies:
-                self._copy_blocks()
+                self.num_copied_blocks += make_copies(self.manager, self._executor)
             logits = self._executor.run(batch)
             unscored = self._scorer.score(plan, batch) if prompt_rows else []
             if hidden_rows is not None:
@@ -376,20 +377,6 @@ class Engine:
             if request.first_token_s is None:
                 request.scheduled_s = time.monotonic()
                 request.cache_note = sequence.cache_note
-
-    def _copy_blocks(self) -> None:
-        """Copy-on-write, in the order in which the blocks were given out."""
-        copies = self.manager.take_copies()
-        start = 0
-        while start < len(copies):
-            group = copies[start][0]
-            end = start
-            while end < len(copies) and copies[end][0] == group:
-                end += 1
-            pairs = [(source, target) for _, source, target in copies[start:end]]
-            self._executor.copy_blocks(group, pairs)
-            self.num_copied_blocks += len(pairs)
-            start = end
 
     def _commit(self, plan: Plan) -> None:
         """The step's positions are in memory now, window blocks behind them can go; those of drafts

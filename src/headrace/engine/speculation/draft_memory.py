@@ -7,51 +7,77 @@ about. Losing them costs a sample nothing but catching up again. Knows no execut
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from headrace.engine.blocks import BlockManager
 from headrace.engine.generation import Generation
+from headrace.engine.prefix.reuse import PrefixReuse
+from headrace.engine.prefix.tree import PrefixTree
 from headrace.engine.sizing import peak_blocks
 from headrace.engine.speculation.follower import Follower
 
 
 class DraftMemory:
     """max_positions: longest context of the draft model. max_chunk: most rows of one sample that a
-    step computes."""
+    step computes. num_ids: the draft model knows no others. keeps: whether what ended samples have
+    computed is kept in a prefix tree, for others to begin behind."""
 
-    def __init__(self, manager: BlockManager, max_positions: int, max_chunk: int) -> None:
+    def __init__(
+        self,
+        manager: BlockManager,
+        max_positions: int,
+        max_chunk: int,
+        num_ids: int,
+        *,
+        keeps: bool,
+    ) -> None:
         self.manager = manager
+        self.prefixes = PrefixReuse(manager, PrefixTree(manager) if keeps else None)
         self._max_positions = max_positions
         self._max_chunk = max_chunk
+        self._num_ids = num_ids
         self._followers: dict[Generation, Follower] = {}  # least recently asked about first
 
-    def follower(self, generation: Generation, num_ids: int, call: int) -> Follower:
+    def follower(self, generation: Generation, call: int) -> Follower:
         """The follower of a sample, up to date and with tables, unless it is off."""
         follower = self._followers.pop(generation, None) or Follower(generation)
         self._followers[generation] = follower
         follower.asked_at = call
-        follower.follow(num_ids)
+        follower.follow(self._num_ids)
         sequence = follower.sequence
         if sequence.num_tokens > self._max_positions:
             follower.off = True
         if follower.off:
             self.release(follower)
-        elif sequence.blocks is None:
+            return follower
+        if sequence.blocks is None:
+            self.prefixes.attach(sequence)
+        if sequence.blocks is None:
             sequence.blocks = self.manager.open(self._max_positions)
-        elif self.manager.trims:  # all that is computed is the target's: nothing is taken back
+        assert sequence.blocks is not None
+        if self.manager.trims:  # all that is computed is the target's: nothing is taken back
             self.manager.trim(sequence.blocks, sequence.num_computed_tokens)
         return follower
 
+    def catch_up(self, follower: Follower) -> None:
+        """Moves a sample on to where others with the same tokens have come, this very step's
+        included."""
+        if follower.num_missing > self.manager.block_size:
+            self.prefixes.catch_up(follower.sequence)
+
     def forget(self, generation: Generation) -> None:
-        """Frees what a sample holds, if anything."""
+        """Frees what a sample that has ended holds, if anything."""
         follower = self._followers.pop(generation, None)
         if follower is not None:
+            if not follower.off:
+                follower.follow(self._num_ids)  # so that only what was kept is kept
             self.release(follower)
 
-    def release(self, follower: Follower) -> None:
-        """Takes all blocks from a sample, which stays known."""
+    def release(self, follower: Follower, *, keep: bool = True) -> None:
+        """Takes all blocks from a sample, which stays known. keep: what it computed may serve
+        others."""
         sequence = follower.sequence
         if sequence.blocks is not None:
+            if keep:
+                self.prefixes.keep(sequence)
             self.manager.close(sequence.blocks)
             sequence.blocks = None
         sequence.num_computed_tokens = sequence.num_stored_tokens = 0
@@ -73,10 +99,11 @@ class DraftMemory:
                 return -1
         sequence, blocks = follower.sequence, follower.sequence.blocks
         assert blocks is not None
-        start = max(sequence.num_computed_tokens, sequence.num_stored_tokens)
-        end = sequence.num_computed_tokens + want
+        first, end = sequence.num_computed_tokens, sequence.num_computed_tokens + want
+        start = max(first, sequence.num_stored_tokens)
         if end > start:
             self.manager.extend(blocks, start, end - start)
+        self.prefixes.granted(sequence, first, first + rows)
         return min(drafts, want - rows + 1)
 
     def _fits(self, follower: Follower, rows: int) -> bool:
@@ -90,12 +117,15 @@ class DraftMemory:
             window, size = manager.windows[group], manager.block_size
             peak = peak_blocks(window, positions, chunk, size, frees_window=True)
             held = blocks.num_columns[group] - blocks.first_columns[group]
-            if peak - held > pool.num_free:
+            if peak - held > pool.num_free + pool.num_reclaimable:
                 return False
         start = max(sequence.num_computed_tokens, sequence.num_stored_tokens)
-        return end <= start or manager.fit(blocks, start, end - start) == end - start
+        if end <= start:
+            return True
+        self.prefixes.make_room(blocks, start, end - start)
+        return manager.fit(blocks, start, end - start) == end - start
 
-    def _reclaim(self, wanting: Follower, unserved: Sequence[Follower]) -> bool:
+    def _reclaim(self, wanting: Follower, unserved: list[Follower]) -> bool:
         """Frees the blocks of one sample. False: there is none that makes way."""
         for follower in self._followers.values():
             if follower.asked_at != wanting.asked_at and follower.sequence.blocks is not None:
@@ -112,6 +142,8 @@ class DraftMemory:
 
     def check(self) -> None:
         """Raises AssertionError when counts and holders disagree, or something was never freed."""
+        if self.prefixes.tree is not None:
+            self.prefixes.tree.check()
         self.manager.check(
             f.sequence.blocks for f in self._followers.values() if f.sequence.blocks is not None
         )

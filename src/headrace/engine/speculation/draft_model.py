@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from headrace.engine import sampler
 from headrace.engine.blocks import BlockManager
 from headrace.engine.config import EngineConfig
+from headrace.engine.copies import make_copies
 from headrace.engine.generation import Generation
 from headrace.engine.prepare import Preparer
 from headrace.engine.report import report
@@ -73,7 +74,13 @@ class DraftModel:
         self._max_rows = config.max_num_batched_tokens
         self._max_catch_up_rows = max(config.max_prefill_tokens // CATCH_UP_PART, 1)
         self._max_positions = config.max_model_len
-        self.memory = DraftMemory(manager, config.max_model_len, self._max_catch_up_rows)
+        self.memory = DraftMemory(
+            manager,
+            config.max_model_len,
+            self._max_catch_up_rows,
+            num_ids,
+            keeps=config.prefix_caching,
+        )
         self._preparer = Preparer(
             num_groups=manager.num_groups,
             block_size=block_size,
@@ -99,7 +106,8 @@ class DraftModel:
                 # The memory of those that took part may be half written.
                 self.memory.manager.pending_copies.clear()
                 for sequence in plan.sequences:
-                    self._switch_off(follower_of(sequence))
+                    self._switch_off(follower_of(sequence), keep=False)
+                self.memory.prefixes.clear()  # what it promised to others was not written
                 if not isinstance(error, Exception):  # Ctrl-C
                     raise
                 report("a step of the draft model failed; its samples go on without drafts")
@@ -122,13 +130,14 @@ class DraftModel:
         Those that lack little come first; among equals, older ones."""
         entries = []
         for ask, draft in zip(asks, drafts, strict=True):
-            follower = self.memory.follower(ask.generation, self._num_ids, self._num_calls)
+            follower = self.memory.follower(ask.generation, self._num_calls)
             if not follower.off:
                 entries.append((follower, ask, draft))
         entries.sort(key=lambda entry: (entry[0].is_behind, entry[0].sequence.place))
         plan = Plan()
         left, left_behind = self._max_rows, self._max_catch_up_rows
         for index, (follower, ask, draft) in enumerate(entries):
+            self.memory.catch_up(follower)
             missing, is_behind = follower.num_missing, follower.is_behind
             rows = min(missing, left, left_behind if is_behind else left)
             if rows == 0 or (is_behind and not follower.can_pay):
@@ -156,7 +165,9 @@ class DraftModel:
     def _advance(self, plan: Plan) -> Plan:
         """Runs a step; the next one, of all that want another draft."""
         batch, drawing = self._preparer.build(plan, [])
+        make_copies(self.memory.manager, self._executor)
         logits = self._executor.run(batch)
+        self.memory.prefixes.settle()
         for sequence, count in zip(plan.sequences, plan.num_new_tokens, strict=True):
             sequence.num_computed_tokens += count
             computed = sequence.num_computed_tokens
@@ -227,7 +238,7 @@ class DraftModel:
             follower.guess = None
         return goes_on
 
-    def _switch_off(self, follower: Follower) -> None:
-        """No more drafts for this sample."""
+    def _switch_off(self, follower: Follower, *, keep: bool = True) -> None:
+        """No more drafts for this sample. keep: see DraftMemory.release."""
         follower.off, follower.guess = True, None
-        self.memory.release(follower)
+        self.memory.release(follower, keep=keep)

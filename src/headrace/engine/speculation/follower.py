@@ -33,7 +33,14 @@ class Follower:
     def __init__(self, generation: Generation) -> None:
         target = generation.sequence
         self.generation = generation
-        self.sequence = Sequence(target.order, [], sys.maxsize, rank=target.place[0])
+        self.sequence = Sequence(
+            target.order,
+            [],
+            sys.maxsize,
+            num_prompt_tokens=target.num_prompt_tokens,
+            rank=target.place[0],
+            salt=target.salt,
+        )
         self.sequence.owner = self
         self.guess: Guess | None = None
         self.off = False
