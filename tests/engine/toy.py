@@ -19,6 +19,7 @@ from headrace.engine.config import Allocator, EngineConfig
 from headrace.engine.core import Engine
 from headrace.engine.generation import Request
 from headrace.engine.outputs import Delta
+from headrace.engine.prefix.stamp import ModelIdentity
 from headrace.engine.scheduler import Batching, Policy
 from headrace.engine.sizing import PoolPlan, plan_pools
 from headrace.engine.speculation.choice import NO_SPECULATION, Choice
@@ -281,7 +282,13 @@ def make_engine(
         speculation=speculation,
     )
     letters = Vocabulary(model.vocab_size, eos_ids, lambda skip: Letters(), letter)
-    return Engine(model, vocabulary or letters, config, draft=draft)
+    return Engine(
+        model,
+        vocabulary or letters,
+        config,
+        draft=draft,
+        identity=lambda: ModelIdentity("toy", "toy's weights", "letters"),
+    )
 
 
 def run_all(engine: Engine, max_steps: int = 5000) -> list[Delta]:

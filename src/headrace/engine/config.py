@@ -70,6 +70,7 @@ class EngineOptions:
     (the request with the longest cached prefix first).
     seed: makes unseeded requests repeatable. max_queue: most requests that wait.
     num_threads: worker threads (auto: the CPUs this process may use).
+    kv_save: directory to restore prefixes from and to save them to (auto: none).
     weight_cache: "on", "off" or a directory for packed weights (auto: HEADRACE_WEIGHT_CACHE, else
     off).
     """
@@ -92,6 +93,7 @@ class EngineOptions:
     seed: int | None = None
     max_queue: int = 10_000
     weight_cache: str | None = None
+    kv_save: str | os.PathLike[str] | None = None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EngineOptions:
@@ -128,6 +130,7 @@ class EngineConfig:
     speculation: Choice = NO_SPECULATION
     prefix_caching: bool = False
     schedule_policy: Policy = Policy.FCFS
+    kv_save: Path | None = None
 
     def describe(self) -> str:
         """One line for people: the limits in force."""
@@ -206,6 +209,7 @@ def resolve(
     if block_size % 16:
         raise UsageError(f"block_size = {block_size} must be a multiple of 16.")
     kv_format = _choice("kv_cache_dtype", options.kv_cache_dtype, KVFormat)
+    prefix_caching = _prefix_caching(options.enable_prefix_caching, allocator)
     pools = _pools(
         options,
         (*groups, *(draft_groups or ())),
@@ -235,8 +239,9 @@ def resolve(
         debug_invariants=machine.debug_invariants,
         weight_cache=directory_of(options.weight_cache or machine.weight_cache, machine.packed_dir),
         speculation=_speculation(options, allocator, has_draft=draft_groups is not None),
-        prefix_caching=_prefix_caching(options.enable_prefix_caching, allocator),
+        prefix_caching=prefix_caching,
         schedule_policy=_choice("schedule_policy", options.schedule_policy, Policy),
+        kv_save=_kv_save(options.kv_save, prefix_caching),
     )
 
 
@@ -260,6 +265,19 @@ def _speculation(options: EngineOptions, allocator: Allocator, *, has_draft: boo
             )
         number = _integer("num_draft_tokens", options.num_draft_tokens, 1, MAX_DRAFT_TOKENS)
     return Choice(speculative, number, _choice("acceptance", options.acceptance, Acceptance))
+
+
+def _kv_save(wanted: object, prefix_caching: bool) -> Path | None:
+    if wanted is None:
+        return None
+    if not isinstance(wanted, str | os.PathLike) or not os.fspath(wanted):
+        raise UsageError(f"kv_save = {wanted!r} is not a directory's name.")
+    if not prefix_caching:
+        raise UsageError("kv_save needs the prefix cache, which is off.")
+    try:
+        return Path(wanted).expanduser().absolute()
+    except RuntimeError:
+        raise UsageError(f"kv_save = {wanted!r} lies in an unknown home directory.") from None
 
 
 def _prefix_caching(wanted: object, allocator: Allocator) -> bool:

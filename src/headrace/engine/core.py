@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 from headrace.engine import sampler
 from headrace.engine.account import StepAccount
@@ -33,6 +34,10 @@ from headrace.engine.pooled_rows import PooledRows
 from headrace.engine.pooling import Pooler, PoolingParams
 from headrace.engine.prefix.pins import Pin
 from headrace.engine.prefix.reuse import PrefixReuse
+from headrace.engine.prefix.saved import SavedPrefixes
+from headrace.engine.prefix.saved_read import RestoreReport
+from headrace.engine.prefix.saved_write import SaveReport
+from headrace.engine.prefix.stamp import IdentityOf, Stamp, stamp_of
 from headrace.engine.prefix.tree import PrefixTree
 from headrace.engine.prepare import Preparer
 from headrace.engine.report import report
@@ -60,7 +65,7 @@ class Engine:
 
     executor: already bound to weights; gets its KV memory here. observer: see Observer. account:
     notes every step, if there is one; may be replaced between steps. draft: who guesses for
-    speculative = "draft".
+    speculative = "draft". identity: the model by content, for saved prefixes.
     """
 
     #: What builds batches, draws and gives out blocks; `verify` plants faults by others.
@@ -77,6 +82,7 @@ class Engine:
         observer: Observer | None = None,
         account: StepAccount | None = None,
         draft: Drafter | None = None,
+        identity: IdentityOf | None = None,
     ) -> None:
         self.config = config
         self.account = account
@@ -86,6 +92,10 @@ class Engine:
         self.manager = self._make_manager(executor, config)
         tree = self.tree_type(self.manager) if config.prefix_caching else None
         self.prefixes = PrefixReuse(self.manager, tree)
+        self._identity = identity
+        self._stamp: Stamp | None = None
+        self.restored: RestoreReport | None = None  # of the last restore
+        self.saved: SaveReport | None = None  # of the last save
         self.scheduler = Scheduler(
             StepBudget(
                 config.max_num_seqs,
@@ -300,6 +310,49 @@ class Engine:
         """Ends the pins whose time is over. Steps do it, too; without work there are none."""
         if self.prefixes.pins:
             self.prefixes.pins.expire(time.monotonic())
+
+    def saved_prefixes(self, directory: Path) -> SavedPrefixes:
+        """The prefixes that this engine saves in a directory. Raises UsageError where there is no
+        prefix cache, or no identity of the model. Hashes the model, once."""
+        if self.prefixes.tree is None:
+            raise UsageError("The prefix cache is off, so there is nothing to save or restore.")
+        if self._stamp is None:
+            self._stamp = self._make_stamp()
+        return SavedPrefixes(
+            directory,
+            self._stamp,
+            self.prefixes.tree,
+            self.manager,
+            self._executor,
+            max_positions=self.config.max_model_len,
+        )
+
+    def _make_stamp(self) -> Stamp:
+        if self._identity is None:
+            raise UsageError("Prefixes are saved for a model by content, which was not given.")
+        config, executor = self.config, self._executor
+        groups = range(self.manager.num_groups)
+        return stamp_of(
+            self._identity(),
+            executor.kv_identity,
+            config.kv_format,
+            config.block_size,
+            executor.kv_groups,
+            [executor.read_block(group, 0).size for group in groups],
+            self.vocabulary.num_ids,
+        )
+
+    def save_prefixes(self, directory: Path) -> SaveReport:
+        """Saves all cached prefixes, between two steps; also in `saved`, and logged. Never raises
+        for the disk's sake: the report says what went wrong."""
+        self.saved = self.saved_prefixes(directory).save()
+        return self.saved
+
+    def restore_prefixes(self, directory: Path) -> RestoreReport:
+        """Puts the prefixes that were saved for exactly this model and these settings into the
+        cache; also in `restored`, and logged. The report says why some or all are not used."""
+        self.restored = self.saved_prefixes(directory).restore()
+        return self.restored
 
     @property
     def has_work(self) -> bool:

@@ -82,6 +82,7 @@ class LLM:
         seed: int | None = None,
         max_queue: int = 10_000,
         weight_cache: str | None = None,
+        kv_save: str | os.PathLike[str] | None = None,
         chat_template: str | None = None,
         quantize: str | None = None,
         offline: bool | None = None,
@@ -117,6 +118,7 @@ class LLM:
                 "seed": seed,
                 "max_queue": max_queue,
                 "weight_cache": weight_cache,
+                "kv_save": kv_save,
                 **unknown,
             }
         )
@@ -143,10 +145,13 @@ class LLM:
             progress=progress,
         )
         self.engine: Engine = build_engine(model, options, make_executor, draft=draft)
+        if self.engine.config.kv_save is not None:
+            self.engine.restore_prefixes(self.engine.config.kv_save)
         self.grammars = GrammarCompiler(model.tokenizer)
         self._template_override = chat_template
         self._template: ChatTemplate | None = None
         self._lock = threading.RLock()
+        self._closed = False
         self._streams: dict[int, deque[Delta]] = {}
         self._abandoned: deque[Request] = deque()  # of streams that were dropped before their end
 
@@ -287,10 +292,14 @@ class LLM:
     # ---- the engine's side ------------------------------------------------------------------
 
     def close(self) -> None:
-        """Ends everything that runs. The object cannot be used afterwards."""
+        """Ends everything that runs, and saves the cached prefixes where kv_save says so. The
+        object cannot be used afterwards."""
         with self._lock:
             for request in self.engine.requests():
                 self._dispatch(self.engine.abort(request))
+            if self.config.kv_save is not None and not self._closed:
+                self.engine.save_prefixes(self.config.kv_save)
+            self._closed = True
 
     def __enter__(self) -> LLM:
         return self

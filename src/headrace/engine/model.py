@@ -17,6 +17,7 @@ from headrace.engine.account import StepAccount
 from headrace.engine.admission import Vocabulary
 from headrace.engine.config import EngineConfig, EngineOptions, Machine, resolve
 from headrace.engine.core import Engine
+from headrace.engine.prefix.stamp import ModelIdentity
 from headrace.engine.speculation.draft_model import DraftModel
 from headrace.engine.speculation.vocabularies import check_vocabularies
 from headrace.errors import UsageError
@@ -34,6 +35,7 @@ from headrace.ops.executor import Executor
 from headrace.ops.native import NativeModel
 from headrace.ops.packed import PackedWeights
 from headrace.ops.weight_cache import WeightCache
+from headrace.ops.weight_key import content_key
 
 if TYPE_CHECKING:
     from headrace.formats.chat_template import ChatTemplate
@@ -180,6 +182,13 @@ def resolve_config(
     )
 
 
+def identity_of(model: OpenModel, num_threads: int) -> ModelIdentity:
+    """The model by content; reads all of its weights once (ops.weight_key.content_key)."""
+    return ModelIdentity(
+        model.name, content_key(model.program, num_threads), model.tokenizer.fingerprint()
+    )
+
+
 def build_engine(
     model: OpenModel,
     options: EngineOptions,
@@ -190,13 +199,20 @@ def build_engine(
     """An engine over an opened model. draft: guesses for it (speculative = "draft"). Raises
     UsageError, also where the vocabularies differ, CapacityError or NativeError."""
     config = resolve_config(model, options, draft)
-    if draft is None:
-        executor = make_executor(model.program, config)
-        return Engine(executor, vocabulary_of(model), config, account=account)
-    num_ids = check_vocabularies(model.tokenizer, draft.tokenizer, model.name, draft.name)
+    if draft is not None:
+        num_ids = check_vocabularies(model.tokenizer, draft.tokenizer, model.name, draft.name)
     executor = make_executor(model.program, config)
-    drafter = build_draft(draft, config, executor, num_ids, make_executor)
-    return Engine(executor, vocabulary_of(model), config, account=account, draft=drafter)
+    drafter = None
+    if draft is not None:
+        drafter = build_draft(draft, config, executor, num_ids, make_executor)
+    return Engine(
+        executor,
+        vocabulary_of(model),
+        config,
+        account=account,
+        draft=drafter,
+        identity=lambda: identity_of(model, config.num_threads),
+    )
 
 
 def build_draft(

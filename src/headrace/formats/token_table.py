@@ -9,6 +9,7 @@ the file, little-endian:
 
 from __future__ import annotations
 
+import hashlib
 import json
 import mmap
 import struct
@@ -71,6 +72,13 @@ class TokenTable:
             lengths = np.diff(np.asarray(self._offsets).astype(np.int64))
             self._max_token_bytes = max(1, int(lengths.max(initial=0)))
         return self._max_token_bytes
+
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits of every token's bytes and kind."""
+        digest = hashlib.sha256()
+        for part in (self._offsets, self._kinds, self._blob):
+            digest.update(part)
+        return digest.hexdigest()[:32]
 
     def special_ids(self) -> list[int]:
         """All control tokens, ascending."""

@@ -99,6 +99,10 @@ class Tokenizer:
         """Bytes of the longest token, at least 1."""
         return self._table.max_token_bytes
 
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits of what every id stands for."""
+        return self._table.fingerprint()
+
     @property
     def add_bos(self) -> bool:
         """Whether encode(add_special=True) starts with BOS."""

@@ -9,6 +9,7 @@ private (0700), and nothing in it is executed or unpickled.
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 
 from headrace.engine.blocks import BlockManager
@@ -61,6 +62,16 @@ class SavedPrefixes:
 
     def restore(self) -> RestoreReport:
         """Puts what was saved into the tree; never raises for what is on disk."""
+        began = time.monotonic()
+        report = self._restore()
+        if report.num_nodes:
+            log.info("restored from %s: %s", self._directory,
+                     _told(report.num_positions, report.num_bytes, began))  # fmt: skip
+        if report.reason is not None:
+            log.log(logging.WARNING if report.num_dropped else logging.INFO, "%s", report.reason)
+        return report
+
+    def _restore(self) -> RestoreReport:
         try:
             with open_saved(self._path) as file:
                 difference = self._stamp.difference(file.stamp)
@@ -70,7 +81,7 @@ class SavedPrefixes:
                     file, self._tree, self._manager, self._executor, self._max_positions
                 )
                 return restorer.run()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return RestoreReport(reason=self._why_none())
         except DamagedSaveError as error:
             reason = f"{self._path} is damaged ({error}), so nothing of it is used."
@@ -115,6 +126,16 @@ class SavedPrefixes:
 
     def save(self) -> SaveReport:
         """The whole tree at once; never raises for the disk's sake."""
+        began = time.monotonic()
+        report = self._save()
+        if report.reason is None:
+            log.info("saved to %s: %s", self._directory,
+                     _told(report.num_positions, report.num_bytes, began))  # fmt: skip
+        else:
+            log.warning("%s", report.reason)
+        return report
+
+    def _save(self) -> SaveReport:
         save = self.begin_save()
         if isinstance(save, SaveReport):
             return save
@@ -151,3 +172,10 @@ class SavedPrefixes:
                     path.unlink()
             except OSError:
                 continue
+
+
+def _told(num_positions: int, num_bytes: int, began_s: float) -> str:
+    seconds = max(time.monotonic() - began_s, 1e-9)
+    size = num_bytes / 1e6
+    rate = f"{size:,.0f} MB in {seconds:.2f} s ({size / seconds:,.0f} MB/s)"
+    return f"{num_positions:,} positions, {rate}"

@@ -64,7 +64,7 @@ class _Kept:
     start: int
     end: int
     keys: list[bytes]
-    is_inner: bool = False
+    num_children: int = 0
 
 
 class Restorer:
@@ -136,7 +136,7 @@ class Restorer:
             if all(self._is_sealed(node, group) for group in range(self._manager.num_groups)):
                 self._kept[place] = node
                 if above is not None:
-                    above.is_inner = True
+                    above.num_children += 1
                 return _Fate.KEPT
         except (OSError, DamagedSaveError):
             pass
@@ -190,7 +190,8 @@ class Restorer:
         return sum(
             self._insert(node)
             for node in reversed(self._kept.values())
-            if not node.is_inner or node.saved.entry_from is not None
+            # One with a single child is a part of its run, unless a window ends there.
+            if node.num_children != 1 or node.saved.entry_from is not None
         )
 
     def _insert(self, node: _Kept) -> int:
@@ -221,7 +222,7 @@ def _reason(num_kept: int, num_positions: int, num_dropped: int, num_left_out: i
     if num_dropped:
         parts.append(f"{num_dropped} of {total} saved prefixes are damaged")
     if num_left_out:
-        parts.append(f"the KV cache has no room for {num_left_out} of {total}")
+        parts.append(f"the KV cache has no room for {num_left_out} of {total} saved prefixes")
     if not parts and not num_positions:
         parts.append("all saved prefixes are there already" if num_kept else "the save is empty")
     if not parts:

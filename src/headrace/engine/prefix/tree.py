@@ -82,6 +82,11 @@ class PrefixTree:
     def num_nodes(self) -> int:
         return self._store.num_nodes
 
+    @property
+    def store(self) -> NodeStore:
+        """Its nodes and what they hold: look (saving does), do not change."""
+        return self._store
+
     # ---- finding ------------------------------------------------------------------------------
 
     def match(self, tokens: list[int], salt: str = "", *, counts: bool = True) -> Match:
