@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from toy_rounds import (
     CHAINS,
-    AcceptsAlways,
-    AcceptsByTheDraftsNoise,
-    DoesNotSubtract,
+    accepts_always,
+    accepts_by_the_drafts_noise,
     certain_drafter,
     chi_square_tail,
+    coupled,
     coupled_acceptance,
     coupled_drafter,
+    does_not_subtract,
     drafter_before_top_p,
     drafter_that_looks,
     guess,
@@ -25,12 +26,10 @@ from toy_rounds import (
     next_law,
     p_value,
     play,
+    rejection,
     rejection_drafter,
     toy,
 )
-
-from headrace.engine.speculation.rejection import RejectionRule
-from headrace.engine.speculation.rule import CoupledRule
 
 VOCAB = 8
 TARGET = toy(VOCAB, seed=11)
@@ -52,7 +51,7 @@ def test_the_tail_of_chi_square() -> None:
 @pytest.mark.parametrize("chain", chains("plain", "top_p", "penalties", "all"))
 def test_rejection_with_a_stochastic_draft(chain: str) -> None:
     params = CHAINS[chain]
-    played = play(RejectionRule(), rejection_drafter(DRAFT), TARGET, params, NUM_SEEDS)
+    played = play(rejection, rejection_drafter(DRAFT), TARGET, params, NUM_SEEDS)
     assert p_value(Counter(played.texts), law(TARGET, params, 2)) > 0.001
     q, p = next_law(TARGET, params, ()), next_law(DRAFT, params, ())
     alpha = sum(min(q[i], p.get(i, 0.0)) for i in q)
@@ -67,7 +66,7 @@ def test_rejection_with_a_draft_without_chance(chain: str) -> None:
     """As n-grams draft: p is all mass on one token, and α is its q."""
     params = CHAINS[chain]
     choose = guess(TARGET)
-    played = play(RejectionRule(), certain_drafter(choose), TARGET, params, NUM_SEEDS)
+    played = play(rejection, certain_drafter(choose), TARGET, params, NUM_SEEDS)
     assert p_value(Counter(played.texts), law(TARGET, params, 2)) > 0.001
     alpha = next_law(TARGET, params, ())[choose(())]
     error = math.sqrt(alpha * (1 - alpha) / played.num_tested)
@@ -78,11 +77,9 @@ def test_rejection_with_a_draft_without_chance(chain: str) -> None:
 def test_coupled_with_a_stochastic_draft(chain: str) -> None:
     """The target's law, the very texts of plain decoding, and the acceptance of the joint law."""
     params = CHAINS[chain]
-    played = play(CoupledRule(), coupled_drafter(DRAFT), TARGET, params, NUM_SEEDS)
+    played = play(coupled, coupled_drafter(DRAFT), TARGET, params, NUM_SEEDS)
     assert p_value(Counter(played.texts), law(TARGET, params, 2)) > 0.001
-    plain = play(
-        CoupledRule(), certain_drafter(guess(TARGET)), TARGET, params, NUM_SEEDS, max_drafts=1
-    )
+    plain = play(coupled, certain_drafter(guess(TARGET)), TARGET, params, NUM_SEEDS, max_drafts=1)
     assert played.texts == plain.texts
     q, p = next_law(TARGET, params, ()), next_law(DRAFT, params, ())
     alpha = coupled_acceptance(q, p)
@@ -91,14 +88,14 @@ def test_coupled_with_a_stochastic_draft(chain: str) -> None:
 
 
 WRONG = {
-    "accepts always": (AcceptsAlways(), rejection_drafter(DRAFT), "plain"),
-    "accepts always, certain draft": (AcceptsAlways(), certain_drafter(guess(TARGET)), "plain"),
-    "residual not subtracted": (DoesNotSubtract(), rejection_drafter(DRAFT), "plain"),
+    "accepts always": (accepts_always, rejection_drafter(DRAFT), "plain"),
+    "accepts always, certain draft": (accepts_always, certain_drafter(guess(TARGET)), "plain"),
+    "residual not subtracted": (does_not_subtract, rejection_drafter(DRAFT), "plain"),
     "one stream for draft and acceptance": (
-        AcceptsByTheDraftsNoise(), rejection_drafter(DRAFT), "plain",
+        accepts_by_the_drafts_noise, rejection_drafter(DRAFT), "plain",
     ),
-    "p before top_p": (RejectionRule(), drafter_before_top_p(DRAFT, CHAINS["top_p"]), "top_p"),
-    "gamma after the sample": (RejectionRule(), drafter_that_looks(DRAFT, 0.15), "plain"),
+    "p before top_p": (rejection, drafter_before_top_p(DRAFT, CHAINS["top_p"]), "top_p"),
+    "gamma after the sample": (rejection, drafter_that_looks(DRAFT, 0.15), "plain"),
 }  # fmt: skip
 
 

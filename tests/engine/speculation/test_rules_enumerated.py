@@ -2,7 +2,7 @@
 joint law, and every sequence of drafts.
 
 The paths are those of the sampler's own functions: distributions from draw_drafts, probabilities of
-a decision from acceptance_law, which calls what RejectionRule calls.
+a decision from acceptance_law, which calls what sampler.draw calls.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from toy_rounds import (
     History,
     Model,
     certain_drafter,
+    coupled,
     coupled_acceptance,
     coupled_joint,
     every_text,
@@ -38,7 +39,6 @@ from headrace.engine.params import SamplingParams
 from headrace.engine.sampler import make_state
 from headrace.engine.speculation.drafter import Distribution
 from headrace.engine.speculation.rejection import acceptance_law, draw_drafts
-from headrace.engine.speculation.rule import CoupledRule
 
 #: (probability that the draft is kept, probabilities of the target's ids if it is not)
 Law = Callable[[Distribution, int, Distribution | None], tuple[float, np.ndarray]]
@@ -338,6 +338,6 @@ def test_every_sequence_of_drafts_gives_the_plain_text(vocab: int, chain: str) -
         # At every place the draft of that place, whatever came before it.
         choose = lambda history, drafts=drafts: drafts[len(history) % 3]  # noqa: E731
         played = play(
-            CoupledRule(), certain_drafter(choose), target, params, 40, num_tokens=4, max_drafts=3
+            coupled, certain_drafter(choose), target, params, 40, num_tokens=4, max_drafts=3
         )
         assert played.texts == plain

@@ -2,8 +2,8 @@
 biased rules; and chi-square.
 
 A model is a function of the tokens drawn so far: history → row of logits. Nothing here knows a
-formula of the rules: tokens come from sampler.draw, draw_drafts and the rules, probabilities from
-the sampler's oracle.
+formula of the rules: tokens come from sampler.draw and draw_drafts, probabilities from the
+sampler's oracle.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from headrace.engine import sampler
 from headrace.engine.params import SamplingParams
 from headrace.engine.sampler import SamplerState, make_state
 from headrace.engine.speculation.drafter import Distribution
-from headrace.engine.speculation.rejection import RejectionRule, drafted, draw_drafts
-from headrace.engine.speculation.rule import AcceptanceRule, DraftRow
+from headrace.engine.speculation.rejection import drafted, draw_drafts
 from headrace.native import _core
 
 History = tuple[int, ...]
@@ -149,6 +148,41 @@ def certain_drafter(choose: Callable[[History], int]) -> Drafter:
     return draft
 
 
+# ---- rules --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A draft on trial. position: absolute, of the token to draw."""
+
+    state: SamplerState
+    position: int
+    draft: int
+    drawn_from: Distribution | None
+
+
+#: (logits [n, V], n drafts) → a token each.
+Rule = Callable[[npt.NDArray[np.float32], Sequence[Tested]], list[sampler.Drawn]]
+
+
+def coupled(logits: npt.NDArray[np.float32], tested: Sequence[Tested]) -> list[sampler.Drawn]:
+    """The target's own draw."""
+    return sampler.draw(
+        logits, [t.state for t in tested], [t.position for t in tested], logits.shape[1]
+    )
+
+
+def rejection(logits: npt.NDArray[np.float32], tested: Sequence[Tested]) -> list[sampler.Drawn]:
+    """The rejection rule, as the engine's rounds call it."""
+    return sampler.draw(
+        logits,
+        [t.state for t in tested],
+        [t.position for t in tested],
+        logits.shape[1],
+        drafts=[drafted(t.draft, t.drawn_from) for t in tested],
+    )
+
+
 # ---- rounds -------------------------------------------------------------------------------------
 
 
@@ -162,7 +196,7 @@ class Played:
 
 
 def play(
-    rule: AcceptanceRule,
+    rule: Rule,
     draft: Drafter,
     target: Model,
     params: SamplingParams,
@@ -196,16 +230,16 @@ def play(
 
 
 def _judge(
-    rule: AcceptanceRule, samples: list[Sample], target: Model, num_tokens: int, played: Played
+    rule: Rule, samples: list[Sample], target: Model, num_tokens: int, played: Played
 ) -> None:
     """One step's drawing: row j of every sample whose first j drafts were accepted."""
 
     def test(group: Sequence[Sample], rows: npt.NDArray[np.float32]) -> None:
         asked = [
-            DraftRow(s.state, place, s.drafts[0], s.drawn_from[0], None)
+            Tested(s.state, place, s.drafts[0], s.drawn_from[0])
             for s, place in zip(group, positions(group, False), strict=True)
         ]
-        drawn = rule.draw(rows, asked, rows.shape[1], None)
+        drawn = rule(rows, asked)
         for sample, token in zip(group, drawn, strict=True):
             assert isinstance(token, int)
             draft = sample.drafts.pop(0)
@@ -366,48 +400,46 @@ def chi_square_tail(x: float, degrees: int) -> float:
 # ---- rules that are wrong on purpose ------------------------------------------------------------
 
 
-class AcceptsAlways:
+def accepts_always(
+    logits: npt.NDArray[np.float32], tested: Sequence[Tested]
+) -> list[sampler.Drawn]:
     """Keeps every draft."""
-
-    def draw(self, logits, rows, num_ids, pool):
-        return [row.draft for row in rows]
+    return [t.draft for t in tested]
 
 
-class DoesNotSubtract:
+def does_not_subtract(
+    logits: npt.NDArray[np.float32], tested: Sequence[Tested]
+) -> list[sampler.Drawn]:
     """Draws from q after a rejection, not from what p leaves of it."""
-
-    def draw(self, logits, rows, num_ids, pool):
-        right = RejectionRule().draw(logits, rows, num_ids, pool)
-        plain = sampler.draw(
-            logits, [r.state for r in rows], [r.position for r in rows], num_ids, pool
-        )
-        return [
-            token if token == row.draft else other
-            for row, token, other in zip(rows, right, plain, strict=True)
-        ]
+    right, plain = rejection(logits, tested), coupled(logits, tested)
+    return [
+        token if token == t.draft else other
+        for t, token, other in zip(tested, right, plain, strict=True)
+    ]
 
 
-class AcceptsByTheDraftsNoise:
+def accepts_by_the_drafts_noise(
+    logits: npt.NDArray[np.float32], tested: Sequence[Tested]
+) -> list[sampler.Drawn]:
     """Takes its uniform number from the stream that drew the draft."""
-
-    def draw(self, logits, rows, num_ids, pool):
-        states = [r.state for r in rows]
-        targets = draw_drafts(logits, states, [r.position for r in rows], num_ids, pool)
-        return [
-            self._decide(row, dict(zip(q.ids.tolist(), q.probs.tolist(), strict=True)))
-            for row, (_, q) in zip(rows, targets, strict=True)
-        ]
-
-    def _decide(self, row: DraftRow, q: dict[int, float]) -> int:
-        ids, probs = drafted(row.draft, row.drawn_from)[1]
-        p = dict(zip(ids.tolist(), probs.tolist(), strict=True))
-        first, second = _core.philox([0, row.position, 0, 1], row.state.seed)[:2]
+    states, places = [t.state for t in tested], [t.position for t in tested]
+    tokens: list[sampler.Drawn] = []
+    for t, target in zip(tested, draw_drafts(logits, states, places, logits.shape[1]), strict=True):
+        assert target is not None
+        assert t.drawn_from is not None
+        q, p = listed(target[1]), listed(t.drawn_from)
+        first, second = _core.philox([0, t.position, 0, 1], t.state.seed)[:2]
         u = ((first << 20 | second >> 12) + 0.5) / 2**52
-        if u < oracle.kept_with(q.get(row.draft, 0.0), p[row.draft]):
-            return row.draft
-        return oracle.pick(
-            oracle.residual(q, p), oracle.uniform(row.state.seed, row.position, 0, 3)
-        )
+        if u < oracle.kept_with(q.get(t.draft, 0.0), p[t.draft]):
+            tokens.append(t.draft)
+        else:
+            rest = oracle.uniform(t.state.seed, t.position, 0, 3)
+            tokens.append(oracle.pick(oracle.residual(q, p), rest))
+    return tokens
+
+
+def listed(d: Distribution) -> dict[int, float]:
+    return dict(zip(d.ids.tolist(), d.probs.tolist(), strict=True))
 
 
 def drafter_before_top_p(model: Model, params: SamplingParams) -> Drafter:

@@ -18,7 +18,7 @@ class Speculative(Enum):
 
 
 class Acceptance(Enum):
-    """Which drafts stay; see rule.py."""
+    """Which drafts stay; see rounds.py."""
 
     COUPLED = "coupled"  # those that plain decoding draws: the same text
     REJECTION = "rejection"  # more of them: the same distribution

@@ -3,9 +3,14 @@
 q: the target's distribution of a row after all stages. p: the one that the draft x was drawn from.
 
     drafter   x ~ p                                       random stream 1    draw_drafts
-    target    x with probability min(1, q(x) / p(x))                    2    RejectionRule
+    target    x with probability min(1, q(x) / p(x))                    2    sampler.draw(drafts=…)
               else a token of max(q − p, 0), normalised                 3
     rows without a draft: a draw from q                                 0    sampler.draw
+
+A token of the residual never is x, so a draft was kept exactly if it was drawn. With a draft that
+was certain (p is all mass on x) the outcome has the law q whatever x is and however it was chosen.
+With a drawn one, nothing but the tokens before it may decide whether it is tested: neither x itself
+nor what follows.
 
 The arithmetic is in the native core (native/src/rejection.cpp; docs/speculation.md), and the proofs
 enumerate `acceptance_law`, which calls the same functions. Knows no requests and no rounds.
@@ -19,32 +24,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.engine import sampler
-from headrace.engine.sampler import DraftedToken, Drawn, RowStatus, SamplerState, TokenMask
+from headrace.engine.sampler import DraftedToken, RowStatus, SamplerState, TokenMask
 from headrace.engine.scoring import Logits
 from headrace.engine.speculation.drafter import Distribution
-from headrace.engine.speculation.rule import DraftRow
 from headrace.native import _core
 from headrace.native._core import Pool
-
-
-class RejectionRule:
-    """Keeps a draft or draws from the residual; see the module's text. An AcceptanceRule."""
-
-    def draw(
-        self, logits: Logits, rows: Sequence[DraftRow], num_ids: int, pool: Pool | None
-    ) -> list[Drawn]:
-        """See AcceptanceRule. ValueError where a draft cannot have come from its distribution."""
-        masks = [row.mask for row in rows]
-        return sampler.draw(
-            logits,
-            [row.state for row in rows],
-            [row.position for row in rows],
-            num_ids,
-            pool,
-            masks if any(mask is not None for mask in masks) else None,
-            [drafted(row.draft, row.drawn_from) for row in rows],
-        )
 
 
 def draw_drafts(
@@ -71,7 +55,7 @@ def draw_drafts(
 def acceptance_law(
     target: Distribution, draft: int, drawn_from: Distribution | None
 ) -> tuple[float, npt.NDArray[np.float64]]:
-    """What RejectionRule does with a draft, as probabilities: (that it is kept, those of target.ids
+    """What sampler.draw does with a draft, as probabilities: (that it is kept, those of target.ids
     if it is not)."""
     law: Any = _core.rejection_law(target.ids, target.probs, drafted(draft, drawn_from))
     kept, residual = law
