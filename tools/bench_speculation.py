@@ -39,6 +39,7 @@ from headrace.bench.cases import prompt_ids
 from headrace.bench.host import cpu_name, git_commit
 from headrace.engine.model import open_model
 from headrace.engine.outputs import RequestOutput
+from headrace.native import _core
 
 #: The file to be rewritten: a module of Python 3.11's library. Another Python has another text.
 SOURCE = Path(queue.__file__)
@@ -61,7 +62,7 @@ CODE = (
     "Write a SQL schema for a small library: books, members and loans, with constraints, and three "
     "example queries.",
 )
-CODE_TOKENS = 160
+CODE_TOKENS = 96
 GAMMAS = (1, 2, 3, 4, 5)
 
 #: Requests of a run, ids of each prompt, tokens drawn behind them, at what temperature.
@@ -102,7 +103,7 @@ def edit(options: Options) -> Iterator[Samples]:
     prompt = EDIT.format(source=SOURCE.read_text())
     params = SamplingParams(temperature=0, max_tokens=EDIT_TOKENS)
     while True:
-        plain = _chat(llm, prompt, params)
+        plain = _chat(llm, prompt, params.replace(speculative="off"))
         guessed = _chat(llm, prompt, params.replace(speculative="ngram"))
         account = guessed.metrics.speculation
         assert account is not None
@@ -124,9 +125,9 @@ def edit(options: Options) -> Iterator[Samples]:
 def draft(options: Options) -> Iterator[Samples]:
     """Plain, fixed and automatic drafting on every prompt, in turns; c and v between them."""
     llm = _llm(options.model, options, draft_model=options.draft)
-    costs = _Costs(options)
+    costs = _Costs(options, llm.engine.executor.pool)
     params = SamplingParams(temperature=0, max_tokens=CODE_TOKENS, ignore_eos=True)
-    ways: dict[str, dict[str, Any]] = {"plain": {}}
+    ways: dict[str, dict[str, Any]] = {"plain": {"speculative": "off"}}
     ways |= {f"γ{n}": {"speculative": "draft", "num_draft_tokens": n} for n in GAMMAS}
     ways["auto"] = {"speculative": "draft"}
     for way in ways.values():  # whatever happens once
@@ -157,10 +158,10 @@ def draft(options: Options) -> Iterator[Samples]:
 class _Costs:
     """c and v(γ+1), measured on the two models alone."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, pool: _core.Pool | None) -> None:
         most = max(GAMMAS) + 1
         self._target, self._draft = (
-            Steps(open_model(name, offline=True), COST_CONTEXT, 1, most, options.threads)
+            Steps(open_model(name, offline=True), COST_CONTEXT, 1, most, options.threads, pool)
             for name in (options.model, options.draft)
         )
         self._counts = range(1, most + 1)
@@ -169,8 +170,12 @@ class _Costs:
         """Ratios, each of steps that ran one after the other."""
         found: Samples = {}
         for _ in range(COST_REPETITIONS):
+            _time(self._draft, 1)  # the first step behind the other model's is not like the rest
+            drafting = _time(self._draft, 1)
+            _time(self._target, 1)
             times = {n: _time(self._target, n) for n in self._counts}
-            found.setdefault("draft_c", []).append(_time(self._draft, 1) / times[1])
+            found.setdefault("draft_c", []).append(drafting / times[1])
+            found.setdefault("draft_plain_step_ms", []).append(1e3 * times[1])
             for n in self._counts[1:]:
                 found.setdefault(f"draft_v{n}", []).append(times[n] / times[1])
         return found
@@ -204,7 +209,7 @@ def _random(part: str, model: str, speculative: str, options: Options) -> Iterat
             params = sampled.replace(seed=seed, max_tokens=RANDOM_TOKENS)
             outputs: dict[int, RequestOutput] = {}
             for way in (0, 1) if (number + seed) % 2 else (1, 0):
-                chosen = params.replace(speculative=speculative) if way else params
+                chosen = params.replace(speculative=speculative if way else "off")
                 outputs[way] = llm.generate([_random_prompt(llm, seed)], chosen)[0]
                 seconds[way] += _total_s(outputs[way])
             found["texts_that_differ"][0] += _differ(outputs[0], outputs[1])

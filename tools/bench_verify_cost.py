@@ -34,6 +34,7 @@ from headrace.limits.bound import bound
 from headrace.limits.machine import MachineProbe
 from headrace.limits.op_rows import OpRow, Profile, op_rows
 from headrace.limits.rates import MachineRates, median_rates
+from headrace.native import _core
 from headrace.ops.batch import Batch, GroupBatch
 from headrace.ops.cost import CostModel
 from headrace.ops.counts import Chunk, StepCost
@@ -49,7 +50,13 @@ class Steps:
     add rows behind them, always at the same positions."""
 
     def __init__(
-        self, model: OpenModel, context: int, sequences: int, most_rows: int, threads: int | None
+        self,
+        model: OpenModel,
+        context: int,
+        sequences: int,
+        most_rows: int,
+        threads: int | None,
+        pool: _core.Pool | None = None,
     ) -> None:
         self.context, self.sequences = context, sequences
         length = context + most_rows
@@ -62,6 +69,7 @@ class Steps:
             max_requests=sequences,
             max_context=length,
             num_threads=threads,
+            pool=pool,
         )
         blocks = [sequences * self._columns] * self._groups
         self.native.allocate_kv(blocks, BLOCK, KVFormat.BF16)

@@ -26,17 +26,22 @@ from headrace.engine.speculation.drafter import NUM_GRADES, Ask, Draft
 from headrace.engine.speculation.gains import Gains
 from headrace.engine.speculation.gamma import DraftPlan, StepTimes, best_plan, plan_of
 
-_ROW_COST = 0.1  # of a further row, in plain steps, before anything is measured
-_DRAFT_COST = 0.3  # of a draft, likewise
+_ROW_COST = 0.1  # of a row's arithmetic, in plain steps, before anything is measured
+_DRAFT_COST = 0.4  # of a draft, likewise
 _MIN_CHANCE = 0.02  # of a draft to be reached and accepted
 _OWN_MEMORY, _ALL_MEMORY = 64, 1024  # tests that α of a request, of the engine, goes back
 _EXPLORE_EVERY = 16  # rounds with drafts; at first more often
 _EXPLORE_LOSS = 1.15  # the best ratio over its own, at most
-_WELL_KNOWN = 3  # fresh samples of a number of rows
+_KNOWN, _WELL_KNOWN = 1.5, 3  # fresh samples of a number of rows
 _COMMON, _NOTE_EVERY = 6, 8  # with so many fresh samples, every eighth step is noted
 _SURE = 8  # samples, below which nothing is given up that has a fair chance
 _FAIR = 0.5
 _FOLLOW_UP = 2  # drafts of the probe right after one that was accepted
+
+
+def _step_prior(num_rows: float) -> float:
+    """Reading the weights (1) and computing the rows overlap: free rows, a knee, a slope."""
+    return float((1 + (_ROW_COST * num_rows) ** 3) ** (1 / 3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,7 @@ class AdaptiveController:
         self._max_drafts = max_drafts
         self._is_free = is_free
         self._probing = _PROBING_FREE if is_free else _PROBING_MODEL
-        self._steps = CostCurve(lambda size: 1 + _ROW_COST * (size - 1))
+        self._steps = CostCurve(_step_prior)
         self._drafting = CostCurve(lambda size: size)
         self._times = StepTimes(self._steps.seconds, self._draft_seconds)
         self._rates = AcceptanceRates(priors, _ALL_MEMORY)
@@ -182,17 +187,19 @@ class AdaptiveController:
         return any(best_plan([[chance]], self._num_running, self._times).counts)
 
     def _explore(self, chances: list[list[float]], best: DraftPlan) -> DraftPlan:
-        """Of the numbers of drafts that cannot lose much, and none, the one whose time is known
-        least."""
+        """None, if the time of a plain step is not known; else, of the numbers of drafts that
+        cannot lose much, the one whose time is known least."""
         running, chosen = self._num_running, sum(best.counts)
         found, least = best, float(_WELL_KNOWN)
-        for total in (0, chosen - 1, chosen + 1, round(chosen * 0.5), round(chosen * 1.5)):
+        if self._steps.confidence(running) < _KNOWN:
+            return plan_of(0, chances, running, self._times)
+        for total in {chosen - 1, chosen + 1, round(chosen * 0.5), round(chosen * 1.5)}:
             confidence = self._steps.confidence(running + total)
-            if total == chosen or confidence >= least:
+            if total in {0, chosen} or confidence >= least:
                 continue
             other = plan_of(total, chances, running, self._times)
             loss = best.tokens / best.seconds / (other.tokens / other.seconds)
-            if loss < _EXPLORE_LOSS or total == 0:
+            if loss < _EXPLORE_LOSS:
                 found, least = other, confidence
         return found
 

@@ -22,7 +22,8 @@ _PER_OCTAVE = 8  # cells above
 _NUM_CELLS = _EXACT + _PER_OCTAVE * 10
 _SAMPLES = 9  # kept per cell
 _FADING = 400.0  # samples of all cells, until one weighs 1/e
-_PACE_RATE = 0.1
+_PACE_RATE = 0.15
+_NEW = 2.0  # samples, with which a size is half known
 _CLIP = 0.3  # of the log of time ÷ what was expected; a hiccup counts for this much at most
 _FAR = 0.08  # what a neighbour's sample weighs, next to one of the size itself
 _PRIOR = 0.02  # what the prior weighs
@@ -47,6 +48,7 @@ class CostCurve:
     def __init__(self, prior: Callable[[float], float]) -> None:
         self._log_prior = [math.log(prior(_size(cell))) for cell in range(_NUM_CELLS)]
         self._samples: dict[int, list[tuple[int, float]]] = {}  # cell → (when, log of shape)
+        self._single: dict[int, float] = {}  # cell → what its first sample is taken for
         self._known: list[tuple[int, float, float, float]] = []  # cell, place, correction, weight
         self._confidence: dict[int, float] = {}  # by cell: the weight
         self._shape: dict[int, float] = {}  # by cell, since the last look
@@ -84,22 +86,25 @@ class CostCurve:
         if seconds <= 0:
             return
         cell = _cell(size)
-        log_time = math.log(seconds)
-        surprise = log_time - self._log_pace - math.log(self.shape(size))
+        log_time, log_shape = math.log(seconds), math.log(self.shape(size))
+        surprise = log_time - self._log_pace - log_shape
         if self._num_samples == 0:
             self._log_pace += surprise
         else:
-            # The first ones find the pace by their mean, later ones lead it slowly.
-            rate = max(_PACE_RATE, 1 / (self._num_samples + 1))
+            # Only a size that is known can tell that the machine's pace has changed.
+            known = self._confidence.get(cell, 0.0)
+            rate = _PACE_RATE * known / (known + _NEW)
             self._log_pace += rate * max(-_CLIP, min(surprise, _CLIP))
         self._num_samples += 1
         samples = self._samples.setdefault(cell, [])
-        shape = math.log(self.shape(size))
-        seen = log_time - self._log_pace
-        samples.append((self._num_samples, max(shape - _CLIP, min(seen, shape + _CLIP))))
+        samples.append((self._num_samples, log_time - self._log_pace))
         if len(samples) > _SAMPLES:
             del samples[0]
-        if self._num_samples >= self._next_look or len(samples) <= 2:
+        if len(samples) == 1:  # a hiccup perhaps: believed only so far
+            (seen,) = samples
+            value = max(log_shape - _CLIP, min(seen[1], log_shape + _CLIP))
+            self._single[cell] = value
+        if self._num_samples >= self._next_look or len(samples) <= 3:
             self._next_look = self._num_samples + min(_REFRESH, self._num_samples)
             self._look()
 
@@ -114,11 +119,16 @@ class CostCurve:
             (
                 cell,
                 math.log2(_size(cell)),
-                statistics.median(value for _, value in samples) - self._log_prior[cell],
+                self._value(cell, samples) - self._log_prior[cell],
                 self._confidence[cell],
             )
             for cell, samples in self._samples.items()
         ]
+
+    def _value(self, cell: int, samples: list[tuple[int, float]]) -> float:
+        if len(samples) == 1:
+            return self._single[cell]
+        return statistics.median_low([value for _, value in samples])
 
     def _shape_of(self, cell: int) -> float:
         """The prior, corrected by the size's own samples and, much less, by those around it."""
