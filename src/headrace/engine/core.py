@@ -446,7 +446,7 @@ class Engine:
                 assert sequence.blocks is not None
                 self.manager.trim(sequence.blocks, computed)
 
-    def _commit_accepted(self, plan: Plan) -> None:
+    def _commit_accepted(self) -> None:
         """The positions of accepted drafts are computed too; the rest of the drafts never were, and
         what they left behind is overwritten."""
         for sequence, trial in self.speculator.trials.items():
@@ -456,13 +456,13 @@ class Engine:
                 if self.manager.trims:
                     assert sequence.blocks is not None
                     self.manager.trim(sequence.blocks, computed)
-        self.speculator.close_step(plan)
 
     def _draw(self, plan: Plan, drawing: list[Sequence], logits: Logits) -> list[Delta]:
         """A token for every sequence whose last token was just computed; ends those that ended."""
         generations, deltas = self._drawing.draw(drawing, logits)
-        if self.speculator.trials:
-            self._commit_accepted(plan)
+        if self.speculator.has_asked:
+            self._commit_accepted()
+            self.speculator.close_step(plan)
         for generation in generations:
             if generation.finish_reason is not None:
                 self._retire(generation)

@@ -134,9 +134,9 @@ class LongMatchEngine(Engine):
 class KeptDraftEngine(Engine):
     """The key and value of the draft that ended a round stay in the place of the drawn token's."""
 
-    def _commit_accepted(self, plan: Plan) -> None:
+    def _commit_accepted(self) -> None:
         trials = self.speculator.trials
         missed = [s for s, trial in trials.items() if trial.num_tested > trial.num_accepted]
-        super()._commit_accepted(plan)
+        super()._commit_accepted()
         for sequence in missed:
             sequence.num_stored_tokens = sequence.num_computed_tokens + 1

@@ -88,7 +88,7 @@ class AdaptiveController:
         self._is_free = is_free
         self._probing = _PROBING_FREE if is_free else _PROBING_MODEL
         self._steps = CostCurve(_step_prior)
-        self._drafting = CostCurve(lambda size: size)
+        self._drafting = CostCurve(lambda size: size)  # of one draft: a round is γ times as long
         self._times = StepTimes(self._steps.seconds, self._draft_seconds)
         self._rates = AcceptanceRates(priors, _ALL_MEMORY)
         self._states: dict[int, dict[int, _State]] = {}  # request → sample
@@ -208,7 +208,7 @@ class AdaptiveController:
             return 0.0
         if self._drafting.num_samples == 0:
             return _DRAFT_COST * deepest * self._steps.seconds(1)
-        return self._drafting.seconds(deepest)
+        return deepest * self._drafting.seconds(1)
 
     # ---- what came of it --------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class AdaptiveController:
         drafted = [s for s, round_ in zip(states, rounds, strict=True) if round_.num_drafted]
         is_known = self._drafting.num_samples >= _WELL_KNOWN
         if drafted and not any(s.is_new or (s.is_behind and is_known) for s in drafted):
-            self._drafting.record(max(round_.num_drafted for round_ in rounds), draft_s)
+            self._drafting.record(1, draft_s / max(round_.num_drafted for round_ in rounds))
         for state in drafted:
             state.is_new = False
 

@@ -5,7 +5,7 @@
 `pace` is the speed of the moment (bandwidth of a shared machine wanders by half within minutes,
 contexts grow); it follows every sample and moves all sizes alike. `shape` is what decisions need:
 how much longer n rows take than one. Each size keeps its last samples, divided by the pace at their
-time, and their median counts, so a single hiccup moves nothing. Sizes that were never or long ago
+time, and a low quantile of them counts, so hiccups move nothing. Sizes that were never or long ago
 seen follow the prior, corrected by what their neighbours showed.
 
 Knows sizes and seconds only.
@@ -14,18 +14,18 @@ Knows sizes and seconds only.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable
 
 _EXACT = 64  # sizes up to here have a cell of their own
 _PER_OCTAVE = 8  # cells above
 _NUM_CELLS = _EXACT + _PER_OCTAVE * 10
 _SAMPLES = 9  # kept per cell
+_QUANTILE = 0.3  # of them; what disturbs a step makes it longer
 _FADING = 400.0  # samples of all cells, until one weighs 1/e
 _PACE_RATE = 0.15
 _NEW = 2.0  # samples, with which a size is half known
 _CLIP = 0.3  # of the log of time ÷ what was expected; a hiccup counts for this much at most
-_FAR = 0.08  # what a neighbour's sample weighs, next to one of the size itself
+_FAR = 0.15  # what a neighbour's sample weighs, next to one of the size itself
 _PRIOR = 0.02  # what the prior weighs
 _REFRESH = 16  # samples between two looks at all cells
 
@@ -128,7 +128,7 @@ class CostCurve:
     def _value(self, cell: int, samples: list[tuple[int, float]]) -> float:
         if len(samples) == 1:
             return self._single[cell]
-        return statistics.median_low([value for _, value in samples])
+        return sorted(value for _, value in samples)[int(_QUANTILE * len(samples))]
 
     def _shape_of(self, cell: int) -> float:
         """The prior, corrected by the size's own samples and, much less, by those around it."""

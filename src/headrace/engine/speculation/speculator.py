@@ -9,7 +9,7 @@ Between steps no sequence has drafts: whoever pauses, aborts or preempts need no
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from headrace.engine.generation import Generation, Request, generation_of
 from headrace.engine.report import report
@@ -61,7 +61,7 @@ class Speculator:
         self._num_ids = num_ids
         self._drafted_s = 0.0  # when the drafts of the step were there
         self._draft_s = 0.0
-        self._asked: Iterable[Speculative] = ()  # the drafters of the step
+        self._asked: tuple[Speculative, ...] = ()  # the drafters of the step
         self.total = SpeculationAccount()
         self.num_requests = 0
         self.trials: dict[Sequence, Trial] = {}
@@ -130,7 +130,7 @@ class Speculator:
                     assert account is not None
                     account.num_plain_rounds += 1
                     self.total.num_plain_rounds += 1
-        self._asked = asks.keys()
+        self._asked = tuple(asks)
         self._drafted_s = time.monotonic()
         self._draft_s = self._drafted_s - started_s
         return num_drafts
@@ -175,6 +175,11 @@ class Speculator:
                 return index
         return end
 
+    @property
+    def has_asked(self) -> bool:
+        """Whether the step that runs has to be closed: somebody could have had drafts."""
+        return bool(self._asked)
+
     def close_step(self, plan: Plan | None) -> None:
         """The step has ended: accounts for it. None: it failed, and nothing is known of it."""
         if plan is not None:
@@ -183,6 +188,7 @@ class Speculator:
         for sequence in self.trials:
             sequence.drafts = []
         self.trials.clear()
+        self._asked = ()
 
     def _observe(self, plan: Plan, step_s: float) -> None:
         rounds: dict[Speculative, list[Round]] = {kind: [] for kind in self._asked}
