@@ -130,6 +130,9 @@ def engines(
     ]
     slack = draw(st.sampled_from([0, 1, 5, 100]))
     model = ToyModel(groups)
+    choice = NO_SPECULATION
+    if speculates:
+        choice = Choice(Speculative.DRAFT, draw(st.sampled_from([None, 1, 3, 8, 64])))
     return model, make_engine(
         model,
         max_model_len=MAX_LEN,
@@ -143,7 +146,7 @@ def engines(
         eos_ids=frozenset(draw(st.sampled_from([[], [7], [1, 2, 3, 4, 5]]))),
         prefix_caching=allocator is Allocator.PAGED and draw(st.sampled_from([True, True, False])),
         schedule_policy=draw(st.sampled_from(list(Policy))),
-        speculation=Choice(Speculative.DRAFT) if speculates else NO_SPECULATION,
+        speculation=choice,
         draft=AnyDrafter(model, draw(st.integers(0, 99))) if speculates else None,
     )
 

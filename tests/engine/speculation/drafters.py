@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from toy import VOCAB, ToyModel
+from toy import ToyModel
 
 from headrace.engine import sampler
 from headrace.engine.generation import Generation
@@ -63,7 +63,7 @@ class Liar(Seer):
     """Always wrong, from the first token on."""
 
     def guess(self, ask: Ask) -> list[int]:
-        return [(token + 1) % VOCAB for token in super().guess(ask)]
+        return [(token + 1) % self.model.vocab for token in super().guess(ask)]
 
 
 class AnyDrafter(Seer):
@@ -84,5 +84,9 @@ class AnyDrafter(Seer):
         tokens = super().guess(ask)[: pick.choice([0, 1, 2, 3, 9])]
         if tokens and pick.random() < 0.5:
             at = pick.randrange(len(tokens))
-            tokens[at] = pick.choice([(tokens[at] + 1) % VOCAB, -1, VOCAB, 2**40])
-        return tokens + [pick.randrange(VOCAB) for _ in range(pick.choice([0, 0, 1, 5, 70]))]
+            tokens[at] = pick.choice(
+                [(tokens[at] + 1) % self.model.vocab, -1, self.model.vocab, 2**40]
+            )
+        return tokens + [
+            pick.randrange(self.model.vocab) for _ in range(pick.choice([0, 0, 1, 5, 70]))
+        ]

@@ -28,8 +28,8 @@ from headrace.engine.speculation.ngram import NgramDrafter
 from headrace.errors import UsageError
 
 BOTH = (FULL, window_group())
-GREEDY = SamplingParams(temperature=0, max_tokens=30, speculative="draft")
-SEEDED = SamplingParams(temperature=0.9, seed=7, max_tokens=30, speculative="draft")
+GREEDY = SamplingParams(temperature=0, max_tokens=30, speculative="draft", num_draft_tokens=5)
+SEEDED = GREEDY.replace(temperature=0.9, seed=7)
 DRAFTERS: dict[str, Callable[[ToyModel], Seer]] = {
     "seer": Seer,
     "liar": Liar,
@@ -97,7 +97,7 @@ CASES: dict[str, SamplingParams] = {
     "one token": GREEDY.replace(max_tokens=1),
     "two tokens": GREEDY.replace(max_tokens=2),
     "context end": SEEDED.replace(max_tokens=None),
-    "fixed number": SEEDED.replace(num_draft_tokens=7),
+    "as many as pay": SEEDED.replace(num_draft_tokens=None),
     "bias": SEEDED.replace(logit_bias={4: 3.0}, banned_token_ids=[5], allowed_token_ids=range(40)),
 }
 
