@@ -55,6 +55,7 @@ class SaveWriter:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path = path
         self._stamp = stamp.to_json()
+        self.stamp_key = stamp.key
         self._lock = _take_lock(path.parent)
         self._pending = bytearray()
         try:
@@ -151,6 +152,7 @@ class SavedFile:
             raise DamagedSaveError("the checksum of its stamp is wrong")
         try:
             self.stamp = Stamp.from_json(stamp)
+            self.stamp_key = self.stamp.key
         except ValueError:
             raise DamagedSaveError("its stamp is not one") from None
 

@@ -5,9 +5,9 @@
 
 Parents come before their children. A node's run starts at a block border, so a child starts where
 its parent ends. A reference names a stored block by its number (a record) and seals it: the seal
-follows from the block's checksum, its group, and every token from the start of the prompt to the
-end of the column. So a block is never taken for other tokens than those it was computed from,
-whichever of the two was damaged.
+follows from the block's checksum, its group, the stamp, and every token from the start of the
+prompt to the end of the column. So a block is never taken for other tokens than those it was
+computed from, whichever of the two was damaged.
 """
 
 from __future__ import annotations
@@ -68,10 +68,12 @@ def column_keys(before: bytes, tokens: bytes, block_size: int) -> list[bytes]:
     return keys
 
 
-def seal(key: bytes, group: int, checksum: int) -> int:
-    """Binds a block's bytes to its group and to the tokens that they were computed from."""
+def seal(stamp_key: str, key: bytes, group: int, checksum: int) -> int:
+    """Binds a block's bytes to its group, to the tokens that they were computed from, and to what
+    computed them (Stamp.key)."""
     data = key + struct.pack("<IQ", group, checksum)
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+    digest = hashlib.blake2b(data, digest_size=8, key=stamp_key.encode()).digest()
+    return int.from_bytes(digest, "little")
 
 
 class IndexBuilder:

@@ -168,8 +168,9 @@ class Restorer:
         """Whether the loaded blocks of a node in a group are those of its tokens."""
         columns = node.saved.columns[group]
         keys = self._keys(node, columns) if columns.records else []
+        stamp_key = self._file.stamp_key
         return all(
-            seal(key, group, self._blocks[record][1]) == expected
+            seal(stamp_key, key, group, self._blocks[record][1]) == expected
             for key, record, expected in zip(keys, columns.records, columns.seals, strict=True)
         )
 

@@ -210,7 +210,10 @@ class PrefixSave:
             stored = self._blocks.get((group, key))
             if stored is None:
                 checksum = self._writer.add(self._executor.read_block(group, block))
-                stored = self._builder.add_block(group), seal(key, group, checksum)
+                stored = (
+                    self._builder.add_block(group),
+                    seal(self._writer.stamp_key, key, group, checksum),
+                )
                 self._blocks[group, key] = stored
             records.append(stored[0])
             seals.append(stored[1])
