@@ -7,7 +7,8 @@ HeadraceError
 ├── PromptError       a prompt is empty or holds invalid ids
 │   └── ContextLengthError  prompt and requested output do not fit the context
 ├── CapacityError     a request can never fit the KV cache
-│   └── QueueFullError      it could not be queued now; later it may
+│   ├── QueueFullError      it could not be queued now; later it may
+│   └── PinsFullError       other pins hold too much now; later it may be pinned
 ├── EndpointError     a server that is to be measured or used does not answer as it should
 └── NativeError       the native core cannot run here (CPU without AVX2, for example)
 
@@ -48,6 +49,10 @@ class CapacityError(HeadraceError):
 
 class QueueFullError(CapacityError):
     """As many requests wait as may wait; the same request may be taken later."""
+
+
+class PinsFullError(CapacityError):
+    """Pins of the prefix cache hold as much as they may; when some are released, it may work."""
 
 
 class EndpointError(HeadraceError):

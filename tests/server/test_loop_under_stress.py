@@ -191,7 +191,7 @@ async def play(seed: int, events: Counter[str]) -> None:
             jobs.append(job)
         tasks.append(asyncio.create_task(clients.visit(jobs)))
         if rng.random() < 0.04:
-            clients.loop.call(lambda _: setattr(model, "fail_next", RuntimeError("planted")))
+            clients.loop.ask(lambda _: setattr(model, "fail_next", RuntimeError("planted")))
         if rng.random() < 0.5:
             await asyncio.sleep(0)
     async with asyncio.timeout(LIMIT_S):

@@ -32,7 +32,7 @@ from headrace.engine.outputs import Delta
 from headrace.engine.params import SamplingParams
 from headrace.engine.pooled_rows import PooledRows
 from headrace.engine.pooling import Pooler, PoolingParams
-from headrace.engine.prefix.pins import Pin
+from headrace.engine.prefix.pins import Pin, Pins
 from headrace.engine.prefix.reuse import PrefixReuse
 from headrace.engine.prefix.saved import SavedPrefixes
 from headrace.engine.prefix.saved_read import RestoreReport
@@ -286,20 +286,32 @@ class Engine:
         """Handles of all requests that have not finished, oldest first."""
         return list(self._requests.values())
 
-    def clear_prefix_cache(self) -> None:
-        """Forgets all cached prefixes that are not pinned; what runs goes on."""
+    def clear_prefix_cache(self, *, pins: bool = False) -> None:
+        """Forgets all cached prefixes that are not pinned, or (pins) those too; what runs goes
+        on."""
+        if pins and self.prefixes.pins is not None:
+            self.prefixes.pins.release_all()
         self.prefixes.clear()
 
     def pin_prefix(
         self, token_ids: list[int], *, cache_salt: str = "", ttl_s: float | None = None
     ) -> Pin:
         """Keeps what is cached of a prefix until `release_pin`, at most ttl_s seconds. Raises
-        UsageError (nothing cached, caching off) or CapacityError (pins hold too much)."""
-        if self.prefixes.pins is None:
-            raise UsageError("The prefix cache is off, so nothing can be pinned.")
+        UsageError (nothing cached, caching off) or PinsFullError (pins hold too much)."""
         self.expire_pins()
         expires = None if ttl_s is None else time.monotonic() + ttl_s
-        return self.prefixes.pins.pin(token_ids, cache_salt, expires)
+        return self._pins.pin(token_ids, cache_salt, expires)
+
+    def check_pin(self, num_positions: int) -> None:
+        """What can be said against pinning so many positions before they are computed. Raises
+        UsageError (caching off) or CapacityError (never). Any thread."""
+        self._pins.check(num_positions)
+
+    @property
+    def _pins(self) -> Pins:
+        if self.prefixes.pins is None:
+            raise UsageError("The prefix cache is off, so nothing can be pinned.")
+        return self.prefixes.pins
 
     def release_pin(self, pin_id: str) -> bool:
         """Ends a pin; whether there was one. What it held stays cached like anything else."""

@@ -304,6 +304,12 @@ class Request:
         return self.generations[0].sequence.num_cached_tokens
 
     @property
+    def reads_cache(self) -> bool:
+        """Whether its prompt may start behind what is cached of it."""
+        sequence = self.generations[0].sequence
+        return sequence.salt is not None and sequence.anew_because is None
+
+    @property
     def finished(self) -> bool:
         """Whether every sample has ended."""
         return self.finished_s is not None

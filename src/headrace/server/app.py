@@ -21,12 +21,13 @@ from headrace.server.document import (
     STREAM_RESPONSE,
     DocumentedApp,
     body_of,
-    path_parameters,
+    parameters,
 )
 from headrace.server.errors import ApiError, api_error
 from headrace.server.exposition import Exposition
 from headrace.server.middleware import Entrance
 from headrace.server.observer import Observer
+from headrace.server.protocol.cache import PinRequest, ReleaseRequest, ResetRequest
 from headrace.server.protocol.chat import ChatRequest
 from headrace.server.protocol.completion import CompletionRequest
 from headrace.server.protocol.embedding import EmbeddingRequest
@@ -38,6 +39,7 @@ from headrace.server.protocol.tokens import (
 )
 from headrace.server.respond import ClientLeft
 from headrace.server.routes import (
+    cache,
     chat,
     completions,
     embeddings,
@@ -60,6 +62,11 @@ GET: dict[str, Route] = {
     "/props": models.props,
     "/tokenizer_info": tokens.tokenizer_info,
     "/metrics": operations.metrics,
+    "/cache": cache.look,
+}
+#: Path → what may stand behind its question mark.
+QUERY: dict[str, dict[str, str]] = {
+    "/cache": {"cache_salt": "Whose pins are listed, and whose part of the tree is marked."},
 }
 POST: dict[str, tuple[Route, type[BaseModel]]] = {
     "/v1/chat/completions": (chat.chat_completions, ChatRequest),
@@ -69,7 +76,13 @@ POST: dict[str, tuple[Route, type[BaseModel]]] = {
     "/tokenize": (tokens.tokenize, TokenizeRequest),
     "/detokenize": (tokens.detokenize, DetokenizeRequest),
     "/apply-template": (tokens.apply_template, ApplyTemplateRequest),
+    "/cache/pin": (cache.pin, PinRequest),
+    "/cache/release": (cache.release, ReleaseRequest),
+    "/cache/reset": (cache.reset, ResetRequest),
+    "/reset_prefix_cache": (cache.reset, ResetRequest),
 }
+#: Of these, those whose body may be missing.
+OPTIONAL_BODY = frozenset({"/cache/reset", "/reset_prefix_cache"})
 #: Routes that do not answer in JSON.
 PLAIN_TEXT = frozenset({"/ping", "/metrics"})
 
@@ -110,7 +123,7 @@ def build_app(context: Context) -> FastAPI:
             response_model=None,
             response_class=PlainTextResponse if path in PLAIN_TEXT else JSONResponse,
             responses=ERROR_RESPONSE,
-            openapi_extra=path_parameters(path),
+            openapi_extra=parameters(path, QUERY.get(path, {})),
         )
     for path, (route, model) in POST.items():
         app.add_api_route(
@@ -119,7 +132,7 @@ def build_app(context: Context) -> FastAPI:
             methods=["POST"],
             response_model=None,
             responses={**(STREAM_RESPONSE if _streams(model) else {}), **ERROR_RESPONSE},
-            openapi_extra=body_of(model),
+            openapi_extra=body_of(model, required=path not in OPTIONAL_BODY),
         )
     _add_error_handlers(app)
     return app

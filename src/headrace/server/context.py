@@ -48,8 +48,22 @@ def open_door(request: Request) -> Door:
     return context.door
 
 
-async def json_body(request: Request) -> dict[str, Any]:
-    """The request's JSON object, within the server's limits. Raises ApiError."""
+async def json_body(request: Request, *, optional: bool = False) -> dict[str, Any]:
+    """The request's JSON object, within the server's limits; {} where it may be missing (optional)
+    and is. Raises ApiError."""
     context = context_of(request)
     settings = context.settings
+    if optional and _has_no_body(request):
+        return {}
     return await read_json(request, settings.max_body_bytes, settings.max_nesting, context.inbox)
+
+
+def _has_no_body(request: Request) -> bool:
+    """Nothing that a web page of another origin could send: browsers name the origin of a POST."""
+    headers = request.headers
+    return (
+        headers.get("content-length", "0") == "0"
+        and "transfer-encoding" not in headers
+        and "content-type" not in headers
+        and "origin" not in headers
+    )

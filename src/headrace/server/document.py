@@ -6,7 +6,7 @@ in another shape); so what they take is told here. No behaviour.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -46,22 +46,25 @@ STREAM_RESPONSE: dict[int | str, dict[str, Any]] = {
 }
 
 
-def body_of(model: type[BaseModel]) -> dict[str, Any]:
+def body_of(model: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
     """What an operation says of its JSON body."""
     schema = {"$ref": _REF.format(model=model.__name__)}
-    return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
+    content = {"application/json": {"schema": schema}}
+    return {"requestBody": {"content": content, "required": required}}
 
 
-def path_parameters(path: str) -> dict[str, Any]:
-    """What an operation says of the parameters in its path."""
+def parameters(path: str, query: Mapping[str, str]) -> dict[str, Any]:
+    """What an operation says of the parameters in its path, and of those behind a question mark:
+    name → what it is."""
     names = [part[1:-1].partition(":")[0] for part in path.split("/") if part.startswith("{")]
-    if not names:
-        return {}
-    return {
-        "parameters": [
-            {"name": name, "in": "path", "required": True, "schema": _TEXT} for name in names
-        ]
-    }
+    found: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": _TEXT} for name in names
+    ]
+    found += [
+        {"name": name, "in": "query", "required": False, "schema": _TEXT, "description": text}
+        for name, text in query.items()
+    ]
+    return {"parameters": found} if found else {}
 
 
 class DocumentedApp(FastAPI):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import secrets
 import time
 from collections.abc import Sequence
 
@@ -17,12 +18,16 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.core import Engine
 from headrace.engine.model import OpenModel
 from headrace.engine.params import SamplingParams
+from headrace.engine.prefix.tree import CacheStats
+from headrace.engine.speculation.account import SpeculationAccount
 from headrace.errors import HeadraceError, QueueFullError, UsageError
 from headrace.limits.step_limits import StepLimits, limits_of
+from headrace.server.cache_look import CacheLooks, PoolUse, pool_use
 from headrace.server.flow import Flow
 from headrace.server.job import Job
 from headrace.server.loop import EngineLoop, StepResults
 from headrace.server.metrics import RequestMetrics
+from headrace.server.render.cache import CacheAnswer
 from headrace.server.settings import ServeSettings
 from headrace.server.texts import Texts
 
@@ -42,6 +47,9 @@ class Door:
         self.max_num_seqs = engine.config.max_num_seqs
         self.hidden_size = engine.executor.hidden_size
         self._engine = engine
+        self.cache_answer = CacheAnswer(
+            engine.config, engine.manager.windows, secrets.token_bytes(16)
+        )
         self.texts = Texts(settings, model, self.max_model_len, template)
         self.fingerprint = f"headrace-{__version__}-{_short_hash(model)}"
         self.max_open = engine.config.max_num_seqs + settings.max_queued_requests
@@ -50,6 +58,7 @@ class Door:
         self.metrics = RequestMetrics(self.max_model_len)
         self._ticker: asyncio.Task[None] | None = None
         self.loop: EngineLoop
+        self.looks: CacheLooks
         self.account: StepAccount
 
     def warm_up(self) -> None:
@@ -62,7 +71,8 @@ class Door:
     def _compute(self, ids: list[int]) -> None:
         """A first prompt, and a second token where there is room. Raises HeadraceError."""
         num_tokens = min(2, self.max_model_len - len(ids))
-        request = self._engine.add(ids, SamplingParams(max_tokens=num_tokens, seed=0))
+        params = SamplingParams(max_tokens=num_tokens, seed=0)
+        request = self._engine.add(ids, params, cache_salt=None)
         while self._engine.has_work:
             self._engine.step()
         error = request.generations[0].error
@@ -82,6 +92,7 @@ class Door:
     def start(self) -> None:
         """Starts the engine's thread; results arrive on the running asyncio loop."""
         self.loop = EngineLoop(self._engine, asyncio.get_running_loop(), self._deliver)
+        self.looks = CacheLooks(self.loop)
         self.account.on_step = self.loop.meter.step
         self.loop.start()
         self._ticker = asyncio.create_task(self._tick())
@@ -93,6 +104,11 @@ class Door:
         self.loop.stop()
 
     # ---- requests ---------------------------------------------------------------------------
+
+    def check_pin(self, num_positions: int) -> None:
+        """Raises UsageError or CapacityError where a prefix of so many positions can never be
+        pinned, so that nobody computes it in vain."""
+        self._engine.check_pin(num_positions)
 
     def open(self, jobs: Sequence[Job]) -> Flow:
         """Checks all jobs of one HTTP request, then queues all of them.
@@ -139,11 +155,25 @@ class Door:
         return self._engine.num_preemptions
 
     @property
-    def kv_blocks(self) -> tuple[list[int], list[int]]:
-        """(used, all) blocks of the KV cache, by group."""
-        total = list(self._engine.config.pools.num_blocks)
-        free = self._engine.manager.available_counts
-        return [n - f for n, f in zip(total, free, strict=True)], total
+    def kv_blocks(self) -> list[PoolUse]:
+        """Of the KV cache, by group; not to be reckoned with while the engine works."""
+        return [pool_use(pool) for pool in self._engine.manager.pools]
+
+    @property
+    def cache_stats(self) -> CacheStats | None:
+        """Of the prefix tree; None without one."""
+        tree = self._engine.prefixes.tree
+        return None if tree is None else tree.stats
+
+    @property
+    def num_pins(self) -> int:
+        """Pins of the prefix cache."""
+        return len(self._engine.prefixes.pins or ())
+
+    @property
+    def speculation(self) -> SpeculationAccount:
+        """What speculation did, over all requests."""
+        return self._engine.speculator.total
 
     def cancel_all(self, reason: str) -> None:
         """Ends every open request."""

@@ -17,6 +17,7 @@ from headrace.errors import (
     CapacityError,
     ContextLengthError,
     HeadraceError,
+    PinsFullError,
     PromptError,
     QueueFullError,
     UsageError,
@@ -29,6 +30,7 @@ _TYPES = {
     404: "not_found_error",
     405: "method_not_allowed",
     408: "timeout_error",
+    409: "conflict_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
     429: "rate_limit_exceeded",
@@ -44,6 +46,8 @@ _REQUEST_NAMES = {field.name: field.name for field in fields(SamplingParams)} | 
     "stages": "sampler_stages",
     "trace": "sampler_trace",
     "banned_token_ids": "bad_words",
+    "num_draft_tokens": "speculative",
+    "acceptance": "speculative",
 }
 
 
@@ -96,6 +100,8 @@ def api_error(error: HeadraceError) -> ApiError:
     """What a caller's mistake, or a full house, looks like from outside."""
     message = str(error)
     match error:
+        case PinsFullError():
+            return ApiError(409, message, code="pins_full")
         case QueueFullError():
             return ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
         case ContextLengthError():

@@ -31,13 +31,8 @@ if TYPE_CHECKING:
 
 #: Of features that do not exist here yet: 0, where dashboards expect them.
 _ZEROS = (
-    ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache (none exists yet)."),
-    ("prefix_cache_hits", "Prompt tokens found in the prefix cache (none exists yet)."),
     ("external_prefix_cache_queries", "Prompt tokens looked up in other caches (none exist yet)."),
     ("external_prefix_cache_hits", "Prompt tokens found in other caches (none exist yet)."),
-    ("spec_decode_num_drafts", "Speculation: drafts made (none are made yet)."),
-    ("spec_decode_num_draft_tokens", "Speculation: tokens drafted."),
-    ("spec_decode_num_accepted_tokens", "Speculation: drafted tokens that were accepted."),
 )
 
 
@@ -74,6 +69,7 @@ class _Collector(Collector):
             return
         yield from self._state(door)
         yield from self._tokens(door)
+        yield from self._savings(door)
         yield from self._requests(door)
         yield from self._limits(door)
         yield from self._price(door)
@@ -123,23 +119,37 @@ class _Collector(Collector):
 
     def _state(self, door: Door) -> Iterator[Metric]:
         running, waiting = door.num_running_waiting
-        used, total = door.kv_blocks
-        share = max((u / t for u, t in zip(used, total, strict=True) if t), default=0.0)
+        pools = door.kv_blocks
+        num_blocks = sum(pool.num_blocks for pool in pools)
+        share = max((pool.num_held / pool.num_blocks for pool in pools), default=0.0)
+        cached = max((pool.num_cached / pool.num_blocks for pool in pools), default=0.0)
         yield self._gauge("num_requests_running", "Sequences in the steps.", running)
         yield self._gauge("num_requests_waiting", "Requests that wait for a place.", waiting)
         yield self._gauge("num_requests_paused", "Whose reader is slow.", door.num_paused)
-        yield self._gauge("kv_cache_usage_perc", "Used share of the KV cache, 1 = full.", share)
-        yield self._gauge("kv_blocks_used", "Blocks of the KV cache in use.", sum(used))
-        yield self._gauge("kv_blocks", "Blocks of the KV cache.", sum(total))
+        yield self._gauge(
+            "kv_cache_usage_perc",
+            "Share of the KV cache that requests and pins hold, 1 = full.",
+            share,
+        )
+        yield self._gauge(
+            "kv_cache_cached_perc",
+            "Share that nobody holds and that is kept for later requests.",
+            cached,
+        )
+        held, idle = sum(p.num_held for p in pools), sum(p.num_cached for p in pools)
+        yield self._gauge("kv_blocks_used", "Blocks that requests and pins hold.", held)
+        yield self._gauge("kv_blocks_cached", "Blocks kept for later requests only.", idle)
+        yield self._gauge("kv_blocks", "Blocks of the KV cache.", num_blocks)
+        yield self._gauge("prefix_cache_pins", "Prefixes that are pinned.", door.num_pins)
         yield self._gauge(
             "cache_config_info",
             "How the KV cache is set up.",
             1,
             block_size=str(door.engine_config.block_size),
             cache_dtype=door.engine_config.kv_format.name.lower(),
-            num_gpu_blocks=str(sum(total)),
+            num_gpu_blocks=str(num_blocks),
             num_bytes=str(door.engine_config.pools.total_bytes),
-            enable_prefix_caching="False",
+            enable_prefix_caching=str(door.engine_config.prefix_caching),
         )
 
     def _tokens(self, door: Door) -> Iterator[Metric]:
@@ -167,13 +177,33 @@ class _Collector(Collector):
             "iteration_tokens_total", "Tokens computed in a step.", meter.step_tokens
         )
         yield self._histogram("step_seconds", "Duration of a step.", meter.step_time)
-        for name, text in _ZEROS:
-            yield self._counter(name, text, 0)
+
+    def _savings(self, door: Door) -> Iterator[Metric]:
+        """What was not computed, and what was computed ahead."""
+        meter, stats, drafts = door.loop.meter, door.cache_stats, door.speculation
+        counts = (
+            ("prefix_cache_queries", "Tokens of prompts that were looked up in the prefix cache.",
+             meter.num_looked_up_tokens),
+            ("prefix_cache_hits", "Of these, tokens that were not computed again.",
+             meter.num_cached_tokens),
+            ("prefix_cache_evicted_tokens", "Cached positions that went to make room for others.",
+             0 if stats is None else stats.num_evicted_tokens),
+            ("spec_decode_num_drafts", "Speculation: rounds with drafts.", drafts.num_rounds),
+            ("spec_decode_num_draft_tokens", "Speculation: tokens drafted.", drafts.num_drafted),
+            ("spec_decode_num_tested_tokens", "Speculation: drafts that were put to the test.",
+             drafts.num_tested),
+            ("spec_decode_num_accepted_tokens", "Speculation: drafted tokens that were accepted.",
+             drafts.num_accepted),
+            *((name, text, 0) for name, text in _ZEROS),
+        )  # fmt: skip
+        for name, text, value in counts:
+            yield self._counter(name, text, value)
+        accepted_at = list(drafts.accepted_at) or [0]
         yield self._counters(
             "spec_decode_num_accepted_tokens_per_pos",
             "Speculation: accepted tokens by their place in the draft.",
             ("position",),
-            {("0",): 0},
+            {(str(position),): count for position, count in enumerate(accepted_at)},
         )
 
     def _requests(self, door: Door) -> Iterator[Metric]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.engine.params import DefaultLimit, SamplingParams
+from headrace.engine.speculation.choice import Speculative
 from headrace.server.errors import invalid
 from headrace.server.protocol.common import RequestBody, SamplingFields
 
@@ -28,9 +29,8 @@ MAX_TRACED = 1 << 14
 #: Bookkeeping of other services, and settings of features that are off or that change no token.
 NEUTRAL = frozenset({
     "user", "metadata", "service_tier", "store", "prompt_cache_key", "prompt_cache_retention",
-    "safety_identifier", "request_id", "cache_salt", "cache_prompt", "id_slot",
-    "kv_transfer_params", "timings_per_token", "mirostat_tau",
-    "mirostat_eta", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
+    "safety_identifier", "request_id", "id_slot", "kv_transfer_params", "timings_per_token",
+    "mirostat_tau", "mirostat_eta", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
     "dry_sequence_breakers", "xtc_threshold", "dynatemp_exponent",
 })  # fmt: skip
 #: Field → the values with which it does nothing.
@@ -99,9 +99,10 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None,
     encode: Callable[[str], list[int]],
+    own_speculation: Speculative,
 ) -> SamplingParams:
     """OpenAI's defaults, the request's values. encode: text → ids without BOS, for bad_words.
-    Raises ApiError or UsageError."""
+    own_speculation: the server's. Raises ApiError or UsageError."""
     given: dict[str, Any] = {
         name: value for name in _PLAIN if (value := getattr(body, name)) is not None
     }
@@ -115,6 +116,8 @@ def sampling_params(
         given["trace"] = body.sampler_trace
     if body.bad_words:
         given["banned_token_ids"] = _banned(body.bad_words, encode)
+    if body.speculative is not None:
+        given |= _speculation(body.speculative, own_speculation)
     if given.get("n", 1) > MAX_SAMPLES:
         raise invalid(f"n = {given['n']} is out of range: 1 … {MAX_SAMPLES}.", "n")
     _check_stops(given.get("stop", ()))
@@ -146,6 +149,33 @@ _PLAIN = (
     "stop_token_ids", "allowed_token_ids", "ignore_eos", "include_stop_str_in_output",
     "skip_special_tokens", "logprobs_mode",
 )  # fmt: skip
+
+
+def _speculation(wish: bool | str | dict[str, Any], own: Speculative) -> dict[str, Any]:
+    """Its fields of SamplingParams, which checks their values. own: what `true` means, unless that
+    is off. Raises ApiError."""
+    if wish is False:
+        return {"speculative": Speculative.OFF.value}
+    wanted = (Speculative.NGRAM if own is Speculative.OFF else own).value
+    if wish is True:
+        return {"speculative": wanted}
+    if isinstance(wish, str):
+        return {"speculative": wish}
+    for name in wish:
+        if name not in _SPECULATION:
+            raise invalid(
+                f"speculative.{name[:80]} is unknown: {', '.join(_SPECULATION)}.", "speculative"
+            )
+    given = {_SPECULATION[name]: value for name, value in wish.items() if value is not None}
+    return {"speculative": wanted, **given}
+
+
+#: What an object `speculative` may hold → the field of SamplingParams.
+_SPECULATION = {
+    "method": "speculative",
+    "num_draft_tokens": "num_draft_tokens",
+    "acceptance": "acceptance",
+}
 
 
 def _check_stops(stop: str | Sequence[str]) -> None:

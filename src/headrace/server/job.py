@@ -6,6 +6,7 @@ thread writes `request`; the asyncio side reads it only after a result has come.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headrace.engine.constraint import Constraint
@@ -13,6 +14,7 @@ from headrace.engine.core import Engine
 from headrace.engine.generation import Request
 from headrace.engine.params import SamplingParams
 from headrace.engine.pooling import PoolingParams
+from headrace.engine.request import FinishReason
 
 
 @dataclass(slots=True, eq=False)
@@ -21,7 +23,9 @@ class Job:
     wanted as they come; otherwise only the end is told. arrived_s: time.monotonic() at the door.
     cancelled: why it was ended before its time. name: of the HTTP request, for logs.
     num_truncated: ids that were cut off in front, because the request allowed it. pooling: the
-    prompt's vector is wanted, and nothing is drawn.
+    prompt's vector is wanted, and nothing is drawn. cache_salt, reads_cache: see Engine.add.
+    at_end: called on the engine's thread when it has ended well, before anything else happens; the
+    job fails with the HeadraceError that it raises.
 
     token_times_s, prompt_counted: the engine thread's notes for the metrics: when each sample got
     its latest token, 0 = none yet; whether the prompt has been counted.
@@ -39,6 +43,9 @@ class Job:
     name: str = ""
     num_truncated: int = 0
     pooling: PoolingParams | None = None
+    cache_salt: str = ""
+    reads_cache: bool = True
+    at_end: Callable[[Engine], None] | None = None
     token_times_s: list[float] = field(init=False)
     prompt_counted: bool = False
 
@@ -50,11 +57,21 @@ class Job:
         """What the engine is asked for."""
         return self.params if self.pooling is None else self.pooling
 
+    @property
+    def ended_well(self) -> bool:
+        """Whether all its samples have, by their own end."""
+        return self.request is not None and all(
+            sample.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+            for sample in self.request.generations
+        )
+
     def add_to(self, engine: Engine) -> Request:
         """Queues it. Raises what Engine.add raises."""
         return engine.add(
             self.prompt,
             self.wanted,
+            cache_salt=self.cache_salt,
+            reads_cache=self.reads_cache,
             priority=self.priority,
             arrived_s=self.arrived_s,
             constraint=self.constraint,

@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from headrace.engine.core import Engine
 from headrace.engine.generation import Request
@@ -28,6 +29,7 @@ from headrace.server.meter import StepMeter
 
 _LOG = logging.getLogger("headrace.server")
 Command = Callable[[], None]
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -94,9 +96,20 @@ class EngineLoop:
     def resume(self, job: Job) -> None:
         self._put(lambda: self._of(job, self.engine.resume))
 
-    def call(self, function: Callable[[Engine], None]) -> None:
-        """Runs a function between two steps, on the engine's thread."""
-        self._put(lambda: function(self.engine))
+    def ask(self, function: Callable[[Engine], T]) -> asyncio.Future[T]:
+        """Runs a function between two steps, on the engine's thread: what it returns or raises."""
+        answer: asyncio.Future[T] = self._loop.create_future()
+
+        def run() -> None:
+            told: tuple[Callable[..., None], object]
+            try:
+                told = answer.set_result, function(self.engine)
+            except Exception as error:
+                told = answer.set_exception, error
+            self._loop.call_soon_threadsafe(_tell, answer, *told)
+
+        self._put(run)
+        return answer
 
     def stop(self) -> None:
         """Ends the thread after the step in progress, and waits for it."""
@@ -216,6 +229,12 @@ class EngineLoop:
         if not job.prompt_counted and job.params.max_tokens == 0 and job.cancelled is None:
             self.meter.prompt(job)  # all there was to compute
         del self._jobs[request_id]
+        if job.at_end is not None and job.ended_well:
+            try:
+                job.at_end(self.engine)
+            except HeadraceError as error:
+                self._results.failed.append((job, error))
+                return
         self._results.finished.append(job)
 
     def _publish(self) -> None:
@@ -238,3 +257,8 @@ class EngineLoop:
             with contextlib.suppress(Exception):
                 self._commands.popleft()()
         self._publish()
+
+
+def _tell(answer: asyncio.Future[T], function: Callable[..., None], value: object) -> None:
+    if not answer.done():  # nobody waits for it any more
+        function(value)

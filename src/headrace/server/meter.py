@@ -25,7 +25,10 @@ class StepMeter:
         self.step_tokens = Histogram(STEP_TOKENS)
         self.step_time = Histogram(ITL_S)
         self.num_prompt_tokens = 0  # of requests whose prompt is computed
-        self.num_cached_tokens = 0  # of these, taken from memory
+        self.num_lookups = self.num_looked_up_tokens = (
+            0  # of these, prompts that looked in the cache
+        )
+        self.num_hits = self.num_cached_tokens = 0  # of these, what was there
         self.num_output_tokens = 0
         self.num_streamed_tokens = 0
         self._now_s = 0.0
@@ -62,8 +65,12 @@ class StepMeter:
         """A job's prompt is computed."""
         job.prompt_counted = True
         self.num_prompt_tokens += len(job.prompt)
-        if job.request is not None:
-            self.num_cached_tokens += job.request.num_cached_tokens
+        request = job.request
+        if request is not None and request.reads_cache:
+            self.num_lookups += 1
+            self.num_looked_up_tokens += len(job.prompt)
+            self.num_hits += request.num_cached_tokens > 0
+            self.num_cached_tokens += request.num_cached_tokens
 
     def end(self) -> None:
         """The step's tokens are told."""

@@ -74,7 +74,8 @@ class Visit:
         samples = [sample for request in requests for sample in request.generations]
         accounts = [request.metrics() for request in requests]
         slowest = max(accounts, key=lambda account: account.total_s or 0.0, default=None)
-        return {
+        drafts = [account.speculation for account in accounts if account.speculation is not None]
+        facts = {
             "model": self.model,
             "prompt_tokens": sum(len(job.prompt) for job in self.flow.jobs),
             "output_tokens": sum(len(sample.token_ids) for sample in samples),
@@ -85,6 +86,10 @@ class Visit:
                 sample.finish_reason.value for sample in samples if sample.finish_reason is not None
             ],
         }
+        if drafts:
+            facts["draft_n"] = sum(account.num_drafted for account in drafts)
+            facts["draft_n_accepted"] = sum(account.num_accepted for account in drafts)
+        return facts
 
 
 def visit_of(request: Request) -> Visit:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from headrace.engine.blocks import BlockManager, SequenceBlocks
 from headrace.engine.prefix.tree import PrefixTree
-from headrace.errors import CapacityError, UsageError
+from headrace.engine.sizing import ceil_div
+from headrace.errors import CapacityError, PinsFullError, UsageError
 
 #: Pins together hold at most this share of every pool, so that requests have room.
 MAX_SHARE = 0.5
@@ -59,9 +60,9 @@ class Pins:
 
     def pin(self, tokens: Sequence[int], salt: str, expires_s: float | None) -> Pin:
         """Pins what is cached of `tokens`, which may be less than all of them. Raises UsageError
-        when nothing is, CapacityError when pins would hold too much."""
+        when nothing is, PinsFullError when pins would hold too much."""
         if len(self._pins) >= MAX_PINS:
-            raise CapacityError(f"There are {MAX_PINS:,} pins, and no more may be: release others.")
+            raise PinsFullError(f"There are {MAX_PINS:,} pins, and no more may be: release others.")
         match = self._tree.match(list(tokens), salt, counts=False)
         if match.num_stored == 0:
             raise UsageError("Nothing of this prefix is in the cache: compute it first.")
@@ -75,12 +76,22 @@ class Pins:
             held.update(blocks.held(group))
         if not self._within_share():
             self.release(pin_id)
-            raise CapacityError(
+            raise PinsFullError(
                 f"A pin of {match.num_stored} positions would leave too little of the KV cache: "
                 f"all pins together may hold {MAX_SHARE:.0%} of it. Release others, or raise "
                 f"kv_cache_memory."
             )
         return pin
+
+    def check(self, num_positions: int) -> None:
+        """Raises CapacityError for what can never be pinned, whatever else is. Any thread."""
+        columns = ceil_div(num_positions, self._manager.block_size)
+        for window, pool in zip(self._manager.windows, self._manager.pools, strict=True):
+            if window is None and columns > pool.num_blocks * MAX_SHARE:
+                raise CapacityError(
+                    f"{num_positions} positions cannot be pinned: all pins together may hold "
+                    f"{MAX_SHARE:.0%} of the KV cache. Raise kv_cache_memory."
+                )
 
     def release(self, pin_id: str) -> bool:
         """Lets go of a pin; whether there was one. Its prefix stays cached like any other."""

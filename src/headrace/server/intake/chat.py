@@ -10,7 +10,7 @@ from headrace.formats.chat_template import ChatTemplate
 from headrace.server.conversation import template_options
 from headrace.server.door import Door
 from headrace.server.errors import invalid
-from headrace.server.fields import ignored_fields, sampling_params
+from headrace.server.fields import ignored_fields
 from headrace.server.formats import Format, answer_format, compiled
 from headrace.server.intake.common import (
     Intake,
@@ -18,6 +18,7 @@ from headrace.server.intake.common import (
     answer_options,
     check_served,
     make_jobs,
+    wanted_params,
 )
 from headrace.server.job import Job
 from headrace.server.parsing.answer import AnswerFormat
@@ -36,12 +37,12 @@ async def read_chat(door: Door, values: dict[str, Any], arrived_s: float) -> Int
     options = answer_options("chatcmpl", door, body)
     num_top = _num_top(body)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    params = sampling_params(
+    params = wanted_params(
+        door,
         body,
         max_tokens=limit,
         logprobs=num_top,
         prompt_logprobs=body.prompt_logprobs,
-        encode=lambda text: door.texts.tokenizer.encode(text, add_special=False),
     )
     jobs, form = await chat_jobs(
         door,

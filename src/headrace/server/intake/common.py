@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from headrace.engine.params import SamplingParams
+from headrace.engine.params import DefaultLimit, SamplingParams
 from headrace.engine.pooling import PoolingParams
 from headrace.server.door import Door
 from headrace.server.errors import ApiError, invalid
-from headrace.server.fields import truncated
+from headrace.server.fields import sampling_params, truncated
 from headrace.server.job import Job
 from headrace.server.protocol.common import SamplingFields
 from headrace.server.render.answer import AnswerOptions, Renderer, new_id
@@ -39,6 +39,10 @@ class Wishes(Protocol):
     def priority(self) -> int | None: ...
     @property
     def truncate_prompt_tokens(self) -> int | None: ...
+    @property
+    def cache_salt(self) -> str | None: ...
+    @property
+    def cache_prompt(self) -> bool | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,25 @@ async def encode_all(door: Door, prompts: Sequence[Prompt], add_special: bool) -
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     found = iter(await door.texts.encode(texts, add_special=add_special))
     return [next(found) if isinstance(prompt, str) else prompt for prompt in prompts]
+
+
+def wanted_params(
+    door: Door,
+    body: SamplingFields,
+    *,
+    max_tokens: int | DefaultLimit | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> SamplingParams:
+    """See fields.sampling_params."""
+    return sampling_params(
+        body,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        encode=lambda text: door.texts.tokenizer.encode(text, add_special=False),
+        own_speculation=door.engine_config.speculation.speculative,
+    )
 
 
 def make_jobs(
@@ -114,6 +137,8 @@ def make_jobs(
                 constraint=None if grammar is None else grammar.start(),
                 num_truncated=len(ids) - len(kept),
                 pooling=pooling,
+                cache_salt=body.cache_salt or "",
+                reads_cache=body.cache_prompt is not False,
             )
         )
     return jobs

@@ -9,7 +9,7 @@ from headrace.engine.params import DefaultLimit, SamplingParams
 from headrace.formats.tokenizer import check_ids
 from headrace.server.door import Door
 from headrace.server.errors import invalid
-from headrace.server.fields import MAX_SAMPLES, ignored_fields, sampling_params
+from headrace.server.fields import MAX_SAMPLES, ignored_fields
 from headrace.server.formats import answer_grammar
 from headrace.server.intake.common import (
     Intake,
@@ -19,6 +19,7 @@ from headrace.server.intake.common import (
     encode_all,
     make_jobs,
     prompts_of,
+    wanted_params,
 )
 from headrace.server.protocol.common import parse
 from headrace.server.protocol.completion import CompletionRequest
@@ -57,12 +58,12 @@ async def read_completion(door: Door, values: dict[str, Any], arrived_s: float) 
 
 
 def _params(door: Door, body: CompletionRequest, keep: int | None) -> SamplingParams:
-    params = sampling_params(
+    params = wanted_params(
+        door,
         body,
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         logprobs=0 if keep is not None and body.logprobs is None else body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else body.prompt_logprobs,
-        encode=lambda text: door.texts.tokenizer.encode(text, add_special=False),
     )
     return params if keep is None else params.replace(n=body.best_of)
 

@@ -10,7 +10,7 @@ from headrace.server.door import Door
 from headrace.server.errors import invalid
 from headrace.server.fields import ignored_fields
 from headrace.server.intake.common import Intake, check_served, encode_all, make_jobs, prompts_of
-from headrace.server.protocol.common import parse
+from headrace.server.protocol.common import CacheFields, parse
 from headrace.server.protocol.embedding import EmbeddingRequest
 from headrace.server.render.embedding import EmbeddingRenderer
 
@@ -35,5 +35,6 @@ async def read_embedding(door: Door, values: dict[str, Any], arrived_s: float) -
     prompts = prompts_of(body.input, "input")
     ids = await encode_all(door, prompts, body.add_special_tokens is not False)
     jobs = make_jobs(door, ids, _PROMPT_ONLY, body, arrived_s, pooling=pooling)
+    ignored += [field for field in CacheFields.model_fields if field in values and field != "model"]
     name = body.model or door.settings.model_name
     return Intake(jobs, EmbeddingRenderer(name, body.encoding_format == "base64"), body, ignored)

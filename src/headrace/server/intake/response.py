@@ -6,10 +6,10 @@ from typing import Any
 
 from headrace.server.door import Door
 from headrace.server.errors import invalid
-from headrace.server.fields import ignored_fields, sampling_params
+from headrace.server.fields import ignored_fields
 from headrace.server.formats import Format, response_format
 from headrace.server.intake.chat import chat_jobs
-from headrace.server.intake.common import Intake, answer_options, check_served
+from headrace.server.intake.common import Intake, answer_options, check_served, wanted_params
 from headrace.server.intake.response_items import chat_tool_choice, chat_tools, messages_of
 from headrace.server.protocol.common import parse
 from headrace.server.protocol.response import ResponseRequest
@@ -28,12 +28,12 @@ async def read_response(door: Door, values: dict[str, Any], arrived_s: float) ->
     options = answer_options("resp", door, body)
     messages, passed_over = messages_of(body.input, body.instructions)
     num_top = _num_top(body)
-    params = sampling_params(
+    params = wanted_params(
+        door,
         body,
         max_tokens=body.max_output_tokens,
         logprobs=num_top,
         prompt_logprobs=None,
-        encode=lambda text: door.texts.tokenizer.encode(text, add_special=False),
     )
     if params.n != 1:
         raise invalid("n must be 1: a response is one answer.", "n")

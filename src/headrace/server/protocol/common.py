@@ -48,6 +48,22 @@ class RequestBody(BaseModel):
     model: str | None = Field(None, description="A served model's name; the only one by default.")
 
 
+#: Characters of a salt: more than any random name needs.
+MAX_SALT = 256
+Salt = Annotated[str, Field(max_length=MAX_SALT)]
+
+
+class CacheFields(RequestBody):
+    """What a request has to do with the prefix cache."""
+
+    cache_salt: Salt | None = Field(
+        None, description="Cached prefixes are shared only between requests of the same salt."
+    )
+    cache_prompt: bool | None = Field(
+        None, description="false: the prompt is computed anew, whatever is cached of it."
+    )
+
+
 class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -55,7 +71,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(RequestBody):
+class SamplingFields(CacheFields):
     """What SamplingParams takes, under OpenAI's, vLLM's and llama.cpp's names."""
 
     temperature: float | None = None
@@ -84,6 +100,12 @@ class SamplingFields(RequestBody):
     prompt_logprobs: Integer | None = None
     logprobs_mode: str | None = Field(None, description="raw (the model's own) or processed.")
     post_sampling_probs: bool | None = Field(None, description="true = logprobs_mode processed.")
+
+    speculative: bool | str | dict[str, Any] | None = Field(
+        None,
+        description="Who guesses tokens ahead: off, ngram or draft; true: the server's own choice, "
+        "else ngram; or {method, num_draft_tokens, acceptance}.",
+    )
 
     priority: Integer | None = Field(None, description="Lower is served earlier; 0 is usual.")
     truncate_prompt_tokens: Integer | None = Field(

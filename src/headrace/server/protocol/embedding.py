@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from headrace.server.protocol.common import Integer, List, RequestBody
+from headrace.server.protocol.common import CacheFields, Integer, List
 
 
-class EmbeddingRequest(RequestBody):
-    """See OpenAI's embeddings; pooling is ours."""
+class EmbeddingRequest(CacheFields):
+    """See OpenAI's embeddings; pooling is ours. A vector needs every position
+    computed: what is said of the cache has no effect."""
 
     input: str | List[str] | List[Integer] | List[List[Integer]] = Field(
         description="A text, texts, token ids, or lists of token ids."

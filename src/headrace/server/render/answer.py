@@ -7,11 +7,13 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from json.encoder import encode_basestring
 from typing import Any, Protocol
 
 from headrace.engine.generation import Request
 from headrace.engine.outputs import Delta
+from headrace.engine.speculation.account import SpeculationAccount
 from headrace.formats.tokenizer import Tokenizer
 from headrace.server.job import Job
 
@@ -99,6 +101,9 @@ def usage(
     prompt = sum(len(job.prompt) for job in jobs)
     if num_output is None:
         num_output = sum(len(g.token_ids) for request in requests for g in request.generations)
+    accounts = [r.speculation_account for r in requests if r.speculation_account is not None]
+    accepted = sum(account.num_accepted for account in accounts)
+    drafted = sum(account.num_drafted for account in accounts)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": num_output,
@@ -106,8 +111,8 @@ def usage(
         "prompt_tokens_details": {"cached_tokens": sum(r.num_cached_tokens for r in requests)},
         "completion_tokens_details": {
             "reasoning_tokens": num_reasoning,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
         },
     }
 
@@ -144,12 +149,37 @@ def timings(jobs: Sequence[Job]) -> dict[str, Any]:
     if slowest.bound_s is not None and slowest.step_s:
         result["bound_ms"], result["step_ms"] = _ms(slowest.bound_s), _ms(slowest.step_s)
         result["bound_fraction"] = round(slowest.bound_s / slowest.step_s, 4)
+    accounts = [m.speculation for m in metrics if m.speculation is not None]
+    if accounts:
+        result |= drafting(accounts)
     num_truncated = sum(job.num_truncated for job in jobs)
     if num_truncated:
         result["truncated_n"] = num_truncated
     if slowest.cache_note is not None:
         result["cache_note"] = slowest.cache_note
     return result
+
+
+def drafting(accounts: Sequence[SpeculationAccount]) -> dict[str, Any]:
+    """What speculation did for one HTTP request: llama-server's counts, and more of ours."""
+    accepted_at = [account.accepted_at for account in accounts]
+    tested = sum(account.num_tested for account in accounts)
+    accepted = sum(account.num_accepted for account in accounts)
+    gains = {}
+    if len(accounts) == 1:  # of several there is no common one
+        [account] = accounts
+        gains = {"predicted_gain": account.predicted_gain, "measured_gain": account.measured_gain}
+    return {
+        "draft_n": sum(account.num_drafted for account in accounts),
+        "draft_n_accepted": accepted,
+        "drafting": {
+            "rounds": sum(account.num_rounds for account in accounts),
+            "tested": tested,
+            "acceptance_rate": round(accepted / tested, 4) if tested else None,
+            "accepted_per_position": [sum(n) for n in zip_longest(*accepted_at, fillvalue=0)],
+            **{name: None if gain is None else round(gain, 3) for name, gain in gains.items()},
+        },
+    }
 
 
 def _ms(seconds: float | None) -> float | None:

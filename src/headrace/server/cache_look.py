@@ -1,0 +1,108 @@
+"""What is in the KV cache: pools, prefix tree, pins. Taken on the engine's thread, shown by any.
+
+A look walks the whole tree, so looks are spaced: all of them together take a small part of the
+engine's time, however often somebody asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, replace
+
+from headrace.engine.blocks import BlockPool
+from headrace.engine.core import Engine
+from headrace.engine.prefix.inspection import SaltSummary
+from headrace.engine.prefix.tree import CacheStats
+from headrace.server.loop import EngineLoop
+
+#: After a look of so many seconds the next one waits so many times as long.
+SPACING = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolUse:
+    """Blocks of one KV group. num_held: by requests and pins; num_cached: by nobody but the prefix
+    tree; the rest is free."""
+
+    num_blocks: int
+    num_held: int
+    num_cached: int
+
+
+def pool_use(pool: BlockPool) -> PoolUse:
+    """May be called beside a step: then a few blocks may be on their way."""
+    num_cached = pool.num_reclaimable
+    num_held = max(pool.num_blocks - pool.num_free - num_cached, 0)
+    return PoolUse(pool.num_blocks, num_held, num_cached)
+
+
+@dataclass(frozen=True, slots=True)
+class PinLook:
+    """A pin. ends_s: monotonic clock, None = never."""
+
+    pin_id: str
+    salt: str
+    num_positions: int
+    ends_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLook:
+    """The cache at one moment; without a prefix tree (enabled False) only the pools say something.
+
+    pinned_counts: blocks of each group that pins hold. stats: as they were then.
+    """
+
+    enabled: bool
+    pools: list[PoolUse]
+    salts: list[SaltSummary]
+    pins: list[PinLook]
+    pinned_counts: list[int]
+    num_broken_pins: int
+    stats: CacheStats
+    took_s: float
+
+
+def take_look(engine: Engine) -> CacheLook:
+    """On the engine's thread. Ends the pins whose time is over."""
+    began = time.monotonic()
+    engine.expire_pins()
+    pools = [pool_use(pool) for pool in engine.manager.pools]
+    tree, pins = engine.prefixes.tree, engine.prefixes.pins
+    if tree is None or pins is None:
+        return CacheLook(False, pools, [], [], [0] * len(pools), 0, CacheStats(), 0.0)
+    return CacheLook(
+        True,
+        pools,
+        tree.summary(engine.config.pools.block_bytes),
+        [PinLook(pin.pin_id, pin.salt, len(pin.tokens), pin.expires_s) for pin in pins],
+        pins.held_counts,
+        pins.num_broken,
+        replace(tree.stats),
+        time.monotonic() - began,
+    )
+
+
+class CacheLooks:
+    """Looks at one engine, on the asyncio thread."""
+
+    def __init__(self, loop: EngineLoop) -> None:
+        self._loop = loop
+        self._turn = asyncio.Lock()
+        self._next: asyncio.Task[CacheLook] | None = None
+        self._not_before_s = 0.0
+
+    async def look(self) -> CacheLook:
+        """One that is taken after this call. All that wait for their turn share the next one."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._take())
+        return await asyncio.shield(self._next)
+
+    async def _take(self) -> CacheLook:
+        async with self._turn:
+            await asyncio.sleep(max(self._not_before_s - time.monotonic(), 0.0))
+            self._next = None  # who comes from here on wants a later one
+            look = await self._loop.ask(take_look)
+            self._not_before_s = time.monotonic() + SPACING * look.took_s
+            return look
