@@ -44,6 +44,8 @@ BODIES: dict[str, list[dict[str, Any]]] = {
         {"messages": [USER], "max_tokens": 2, "n": 2, "logprobs": True, "top_logprobs": 2},
         {"messages": [USER], "tools": [TOOL], "tool_choice": "auto", "max_tokens": 1},
         {"messages": [USER], "response_format": {"type": "json_object"}, "max_tokens": 2},
+        {"messages": [USER], "max_tokens": 4, "cache_salt": "s", "cache_prompt": False,
+         "speculative": {"method": "ngram", "num_draft_tokens": 2, "acceptance": "coupled"}},
     ],
     "/v1/completions": [
         {"prompt": "One, two", "max_tokens": 1},
@@ -52,6 +54,7 @@ BODIES: dict[str, list[dict[str, Any]]] = {
         {"prompt": ["a", "b"], "max_tokens": 2, "logit_bias": {"5": 2.0}, "stop": ["x"]},
         {"prompt": "a", "max_tokens": 2, "stop_token_ids": [5], "allowed_token_ids": [7, 8]},
         {"prompt": "a", "max_tokens": 2, "structured_outputs": {"regex": "[a-z]{2}"}},
+        {"prompt": "a b a b a b a", "max_tokens": 6, "speculative": "ngram", "stream": True},
     ],
     "/v1/responses": [
         {"input": "Say hi", "max_output_tokens": 1},
@@ -72,6 +75,11 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/tokenize": [{"prompt": "a"}, {"messages": [USER]}],
     "/detokenize": [{"tokens": [1, 2]}],
     "/apply-template": [{"messages": [USER]}],
+    "/cache/pin": [{"prompt": "a", "ttl": 5}, {"tokens": [1, 2], "cache_salt": "s", "ttl": 0.1},
+                   {"messages": [USER], "ttl": 1}],
+    "/cache/release": [{"id": "pin-0"}],
+    "/cache/reset": [{"pins": False}, {"pins": True}],
+    "/reset_prefix_cache": [{"pins": False}],
 }  # fmt: skip
 
 
@@ -120,6 +128,7 @@ def test_hostile_requests_change_nothing(server: LiveServer) -> None:
     )
     assert server.healthy()
     assert server.idle()
+    server.json("/cache/reset", {"pins": True})
     assert used_blocks(server) == baseline
     assert process.memory_info().rss - level < 200 << 20
     assert "Traceback" not in server.log()

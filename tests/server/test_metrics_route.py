@@ -16,17 +16,20 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from live_server import ROOT, LiveServer
+from scraping import Change, Samples, scrape
 
 pytestmark = pytest.mark.models
 
 GAUGES = (
     "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info",
+    "kv_cache_cached_perc", "prefix_cache_pins",
 )  # fmt: skip
 COUNTERS = (
     "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "prompt_tokens",
     "generation_tokens", "request_success", "corrupted_requests", "external_prefix_cache_queries",
     "external_prefix_cache_hits", "spec_decode_num_drafts", "spec_decode_num_draft_tokens",
     "spec_decode_num_accepted_tokens", "spec_decode_num_accepted_tokens_per_pos",
+    "spec_decode_num_tested_tokens", "prefix_cache_evicted_tokens",
     "estimated_flops_per_gpu", "estimated_read_bytes_per_gpu", "estimated_write_bytes_per_gpu",
 )  # fmt: skip
 HISTOGRAMS = (
@@ -37,38 +40,6 @@ HISTOGRAMS = (
     "request_generation_tokens", "request_max_num_generation_tokens", "request_params_n",
     "request_params_max_tokens",
 )  # fmt: skip
-
-Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
-
-
-def scrape(server: LiveServer) -> Samples:
-    """(name without the prefix, labels besides model and engine) → value."""
-    found: Samples = {}
-    for family in text_string_to_metric_families(server.get("/metrics").text):
-        for sample in family.samples:
-            labels = {k: v for k, v in sample.labels.items() if k not in ("model_name", "engine")}
-            name = sample.name.removeprefix("headrace:")
-            found[name, tuple(sorted(labels.items()))] = sample.value
-    return found
-
-
-class Change:
-    """What happened to the metrics between two looks."""
-
-    def __init__(self, server: LiveServer) -> None:
-        self._server = server
-        self._before = scrape(server)
-
-    def of(self, name: str, **labels: str) -> float:
-        key = name, tuple(sorted(labels.items()))
-        return scrape(self._server)[key] - self._before.get(key, 0.0)
-
-    def settles(self, name: str, value: float, **labels: str) -> None:
-        """Waits until a count is told: an abandoned request ends a moment later."""
-        end = time.monotonic() + 10
-        while self.of(name, **labels) != value and time.monotonic() < end:
-            time.sleep(0.02)
-        assert self.of(name, **labels) == value
 
 
 def complete(server: LiveServer, **fields: Any) -> Mapping[str, Any]:
@@ -123,7 +94,10 @@ def test_counts_are_what_the_client_saw(smollm2: LiveServer) -> None:
     output = sum(usage["completion_tokens"] for usage in usages)
     assert output == 5 + 3 * 7 + 2 * 5
 
+    cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
     assert change.of("prompt_tokens_total") == prompt
+    assert change.of("prefix_cache_queries_total") == prompt
+    assert change.of("prefix_cache_hits_total") == cached > 0
     assert change.of("generation_tokens_total") == output
     assert change.of("streamed_tokens_total") == 0
     assert change.of("request_success_total", finished_reason="length") == 1 + 3 + 2
@@ -134,7 +108,7 @@ def test_counts_are_what_the_client_saw(smollm2: LiveServer) -> None:
     assert change.of("request_max_num_generation_tokens_sum") == 5 + 7 + 2 * 5
     assert change.of("request_params_n_sum") == 1 + 3 + 2
     assert change.of("request_params_max_tokens_sum") == 5 + 7 + 2 * 5
-    assert change.of("iteration_tokens_total_sum") >= prompt + output - 6
+    assert change.of("iteration_tokens_total_sum") == prompt - cached + output - 6
     ok = {"method": "POST", "route": "/v1/completions", "status": "200"}
     assert change.of("http_requests_total", **ok) == 3
 
@@ -143,6 +117,7 @@ def test_embeddings_count_as_prompts_only(smollm2: LiveServer) -> None:
     change = Change(smollm2)
     usage = smollm2.json("/v1/embeddings", {"input": ["One", "Two and more"]})["usage"]
     assert change.of("prompt_tokens_total") == usage["prompt_tokens"]
+    assert change.of("prefix_cache_queries_total") == 0
     assert change.of("request_prompt_tokens_sum") == usage["prompt_tokens"]
     assert change.of("generation_tokens_total") == 0
     assert change.of("time_to_first_token_seconds_count") == 0

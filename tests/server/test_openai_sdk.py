@@ -38,8 +38,9 @@ def llm() -> Iterator[LLM]:
 
 def test_a_chat_answer_is_the_engines_own(client: openai.OpenAI, llm: LLM) -> None:
     answer = client.chat.completions.create(
-        model=MODEL, messages=MESSAGES, temperature=0, max_tokens=24
-    )
+        model=MODEL, messages=MESSAGES, temperature=0, max_tokens=24,
+        extra_body={"cache_prompt": False},
+    )  # fmt: skip
     [want] = llm.chat(MESSAGES, SamplingParams(temperature=0, max_tokens=24))
     [choice] = answer.choices
     assert choice.message.content == want.outputs[0].text
@@ -56,7 +57,10 @@ def test_a_chat_answer_is_the_engines_own(client: openai.OpenAI, llm: LLM) -> No
 
 
 def test_a_stream_joins_to_the_whole_answer(client: openai.OpenAI) -> None:
-    asked = {"model": MODEL, "messages": MESSAGES, "temperature": 0, "max_tokens": 24}
+    asked = {
+        "model": MODEL, "messages": MESSAGES, "temperature": 0, "max_tokens": 24,
+        "extra_body": {"cache_prompt": False},
+    }  # fmt: skip
     whole = client.chat.completions.create(**asked)
     chunks = list(
         client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
@@ -75,7 +79,10 @@ def test_a_stream_joins_to_the_whole_answer(client: openai.OpenAI) -> None:
 
 
 def test_the_sdks_own_stream_reader_builds_the_same_answer(client: openai.OpenAI) -> None:
-    asked = {"model": MODEL, "messages": MESSAGES, "temperature": 0, "stop": [","]}
+    asked = {
+        "model": MODEL, "messages": MESSAGES, "temperature": 0, "stop": [","],
+        "extra_body": {"cache_prompt": False},
+    }  # fmt: skip
     with client.chat.completions.stream(
         **asked, logprobs=True, top_logprobs=2, stream_options={"include_usage": True}
     ) as stream:

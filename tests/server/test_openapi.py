@@ -40,6 +40,7 @@ def server() -> Iterator[LiveServer]:
     with serving("smollm2-135m", *options) as running:
         yield running
         assert running.idle()
+        running.json("/cache/reset", {"pins": True})
         assert used_blocks(running) == 0
 
 

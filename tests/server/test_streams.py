@@ -130,6 +130,7 @@ def test_rows_45_and_46_stop_strings(
 @pytest.mark.parametrize("usage", [None, "include_usage", "continuous_usage_stats"])
 def test_row_47_every_sample_ends_once(smollm2: LiveServer, path: str, usage: str | None) -> None:
     body = asked(path, n=3, temperature=1, seed=7, max_tokens=20, stop=["."])
+    body["cache_prompt"] = False
     whole = smollm2.json(path, body)
     options = {} if usage is None else {"stream_options": {"include_usage": True, usage: True}}
     events = smollm2.events(path, {**body, **options})

@@ -37,6 +37,13 @@ def _few(value: object) -> object:
     return value
 
 
+def _wish(value: object) -> object:
+    if not isinstance(value, str | bool | dict):
+        raise ValueError("off, ngram, draft, true, false or an object was expected")
+    return value
+
+
+Speculation = Annotated[bool | str | dict[str, Any], BeforeValidator(_wish)]
 Biases = Annotated[dict[str, float], BeforeValidator(_few)]
 
 
@@ -101,7 +108,7 @@ class SamplingFields(CacheFields):
     logprobs_mode: str | None = Field(None, description="raw (the model's own) or processed.")
     post_sampling_probs: bool | None = Field(None, description="true = logprobs_mode processed.")
 
-    speculative: bool | str | dict[str, Any] | None = Field(
+    speculative: Speculation | None = Field(
         None,
         description="Who guesses tokens ahead: off, ngram or draft; true: the server's own choice, "
         "else ngram; or {method, num_draft_tokens, acceptance}.",
