@@ -75,7 +75,8 @@ def num_bytes(store: NodeStore) -> int:
 
 
 def _node_bytes(node: Node) -> int:
-    total = _size(node) + _size(node.tokens) + _size(node.blocks) + _size(node.last_used)
+    parts = (node, node.start, node.tokens, node.blocks, node.last_used, node.hash)
+    total = sum(_size(part) for part in parts if part is not None)
     if node.children:
         total += _size(node.children) + _size(node.keys)
         for key, child in zip(node.keys, node.children, strict=True):

@@ -14,7 +14,6 @@ first, by eviction.py.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -22,8 +21,10 @@ from headrace.engine.blocks import BlockManager, SequenceBlocks
 from headrace.engine.prefix import inspection
 from headrace.engine.prefix.events import Listener
 from headrace.engine.prefix.eviction import evict
+from headrace.engine.prefix.finding import Match, find
 from headrace.engine.prefix.inspection import SaltSummary
-from headrace.engine.prefix.node import TOKEN_BYTES, Entry, Node, common_bytes, to_bytes
+from headrace.engine.prefix.keeping import keep
+from headrace.engine.prefix.node import Node, to_bytes
 from headrace.engine.prefix.store import NodeStore
 from headrace.engine.sizing import ceil_div
 
@@ -41,25 +42,6 @@ class CacheStats:
     num_hit_tokens: int = 0
     num_inserted_tokens: int = 0
     num_evicted_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """What the tree has of a prompt. Valid until the tree changes.
-
-    num_matched: longest common prefix with anything in the tree. num_stored ≤ num_matched:
-    positions whose blocks can be shared. start: first position to compute, num_stored or, of a
-    prompt that is there to its end, its last one. short_reason: why num_stored < num_matched.
-    path: nodes from the top; entry: the window blocks; version: of the tree.
-    """
-
-    num_matched: int
-    num_stored: int
-    start: int
-    short_reason: str | None
-    path: tuple[Node, ...]
-    entry: Entry | None
-    version: int
 
 
 class PrefixTree:
@@ -93,7 +75,7 @@ class PrefixTree:
         """The longest usable prefix. Marks it as just used. counts: as a query, in `stats`."""
         store = self._store
         store.tick += 1
-        found = self._find(tokens, salt)
+        found = find(self._store, tokens, salt)
         for node in found.path:
             node.last_used = store.tick
         if found.entry is not None:
@@ -106,7 +88,7 @@ class PrefixTree:
 
     def peek(self, tokens: list[int], salt: str = "") -> int:
         """How many tokens `match` would save, changing nothing."""
-        return self._find(tokens, salt).start
+        return find(self._store, tokens, salt).start
 
     def share(self, match: Match) -> SequenceBlocks:
         """Tables that share the blocks of a match. The caller closes them (BlockManager.close).
@@ -138,99 +120,6 @@ class PrefixTree:
         blocks.tables[group][first : first + len(held)] = held
         blocks.first_columns[group] = first
         blocks.num_columns[group] = first + len(held)
-
-    def _find(self, tokens: list[int], salt: str) -> Match:
-        store = self._store
-        root = store.roots.get(salt)
-        if root is None or not tokens:
-            return Match(0, 0, 0, None, (), None, store.version)
-        path, inside, matched = self._walk(root, to_bytes(tokens))
-        best = self._usable(path, None, matched, len(tokens))
-        for node in inside:
-            candidate = self._usable(path, node, matched, len(tokens))
-            if best is None or candidate.num_stored >= best.num_stored:
-                best = candidate
-        return best
-
-    def _walk(self, root: Node, query: bytes) -> tuple[list[Node], list[Node], int]:
-        """Nodes that the query contains as a whole, nodes that it goes on into (the one or two
-        with the longest common prefix), and the number of tokens matched."""
-        page_bytes = self._store.page_bytes
-        path: list[Node] = []
-        node, offset, end = root, 0, len(query)
-        while offset < end:
-            page = query[offset : offset + page_bytes]
-            keys = node.keys
-            index = bisect_left(keys, page)
-            if index < len(keys) and keys[index] == page:
-                child = node.children[index]
-                if query.startswith(child.tokens, offset):
-                    node = child
-                    path.append(node)
-                    offset += len(node.tokens)
-                    continue
-            best = 0
-            inside: list[Node] = []
-            for child in node.children[max(index - 1, 0) : index + 1]:
-                common = common_bytes(query, offset, child.tokens)
-                if common > best:
-                    best, inside = common, [child]
-                elif common == best and common:
-                    inside.append(child)
-            return path, inside, (offset + best) // TOKEN_BYTES
-        return path, [], end // TOKEN_BYTES
-
-    def _usable(self, path: list[Node], inside: Node | None, matched: int, length: int) -> Match:
-        """How far a query can be served that ends in `inside`, or at the end of the path."""
-        store = self._store
-        nodes = path if inside is None else [*path, inside]
-        written = matched
-        if inside is None:
-            written = nodes[-1].end if nodes else 0
-        elif store.unwritten and self._is_unwritten(inside, matched):
-            written = matched // store.block_size * store.block_size
-        stored, entry = written, None
-        if store.window_groups:
-            stored, entry = self._enterable(nodes, written, length)
-        start = max(min(stored, length - 1), 0)
-        reason = None
-        if stored < matched:
-            reason = _short_reason(matched, stored, is_writing=stored == written)
-        return Match(matched, stored, start, reason, tuple(nodes), entry, store.version)
-
-    def _enterable(self, nodes: list[Node], stored: int, length: int) -> tuple[int, Entry | None]:
-        """The last position ≤ stored at which every window group has what a query sees."""
-        for node in reversed(nodes):
-            position = min(node.end, stored)
-            entry = node.entry
-            if (
-                entry is not None
-                and position > node.start
-                and entry.oldest <= min(position, length - 1)
-            ):
-                return position, entry
-        return 0, None
-
-    def _is_unwritten(self, node: Node, position: int) -> bool:
-        """Whether the block that holds `position` and later ones of a node is still being written,
-        in any group; at a block border nothing would be copied."""
-        store = self._store
-        column, rest = divmod(position, store.block_size)
-        if not rest:
-            return False
-        stride = len(store.full_groups)
-        at = (column - node.start // store.block_size) * stride
-        if any(
-            (g, node.blocks[at + k]) in store.unwritten for k, g in enumerate(store.full_groups)
-        ):
-            return True
-        if node.entry is None:
-            return False
-        return any(
-            (group, block) in store.unwritten
-            for k, group in enumerate(store.window_groups)
-            for block in node.entry.columns(k, column, column + 1)
-        )
 
     # ---- keeping ------------------------------------------------------------------------------
 
@@ -292,7 +181,7 @@ class PrefixTree:
         store.tick += 1
         query = to_bytes(tokens[:num_positions])
         before = store.num_tokens
-        node = self._keep(store.root(salt), query, blocks, first_unwritten, oldest)
+        node = keep(store, store.root(salt), query, blocks, first_unwritten, oldest)
         added = store.num_tokens - before
         if store.window_groups:
             above: Node | None = node
@@ -319,56 +208,6 @@ class PrefixTree:
             if first:
                 oldest = max(oldest, first * store.block_size + window - 1)
         return oldest
-
-    def _keep(
-        self,
-        root: Node,
-        query: bytes,
-        blocks: SequenceBlocks,
-        first_unwritten: int,
-        oldest: int,
-    ) -> Node:
-        """Inserts what is missing of the query; the node that ends where the query does, or the
-        last one that ends at a block border before."""
-        store, page_bytes = self._store, self._store.page_bytes
-        node, offset, end = root, 0, len(query)
-        while offset < end:
-            page = query[offset : offset + page_bytes]
-            keys = node.keys
-            index = bisect_left(keys, page)
-            child = node.children[index] if index < len(keys) else None
-            if child is not None and child.tokens.startswith(page):
-                run = child.tokens
-                common = common_bytes(query, offset, run)
-                whole = common // page_bytes * page_bytes
-                if common == len(run) and (common == whole or offset + common == end):
-                    node = child
-                    node.last_used = store.tick
-                    offset += common
-                elif common == len(run):  # the query goes on in a leaf's partly filled page
-                    store.cut(child, child.start + whole // TOKEN_BYTES)
-                elif offset + common == end:  # the query ends inside the child
-                    position = child.start + whole // TOKEN_BYTES
-                    if whole and store.window_groups and oldest <= position:
-                        node = store.split(child, position)
-                    else:
-                        child.last_used = store.tick
-                    node.last_used = store.tick
-                    break
-                else:
-                    node = store.split(child, child.start + whole // TOKEN_BYTES)
-                    node.last_used = store.tick
-                    offset += whole
-            elif index and page.startswith(keys[index - 1]):  # the same in a leaf of one page
-                store.remove(node.children[index - 1], tidy=False)
-            else:
-                run = query[offset:]
-                if node.parent is not None and not node.children and node.entry is None:
-                    store.append(node, run, blocks, first_unwritten)
-                else:
-                    node = store.add(node, run, blocks, first_unwritten)
-                break
-        return node
 
     # ---- letting go ---------------------------------------------------------------------------
 
@@ -414,15 +253,3 @@ class PrefixTree:
     def check(self) -> None:
         """Raises AssertionError when structure, counts or references disagree."""
         inspection.check(self._store)
-
-
-def _short_reason(matched: int, stored: int, *, is_writing: bool) -> str:
-    if is_writing:
-        return (
-            f"positions {stored} to {matched - 1} lie in a block that is being computed in this "
-            f"very step, so they are computed again"
-        )
-    return (
-        f"{matched} positions match, but the blocks of a sliding-window group allow to go on only "
-        f"from position {stored}, so positions {stored} to {matched - 1} are computed again"
-    )
