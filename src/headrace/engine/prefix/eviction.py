@@ -4,9 +4,11 @@ A block that somebody else holds (a sequence, a pin) frees nothing when the tree
 stays; a leaf or an entry that is held counts as used now. All that is reclaimable can be had: where
 the only way to a block leads through held ones, those are let go as the last resort.
 
-    full groups     the least recently used leaf loses its blocks from its tail on, block by block;
-                    the whole leaf where there are window groups: entries are at node ends
-    window groups   the least recently used entry goes; if its middle is held, only its oldest part
+    full groups     the least recently used leaf loses its blocks from its tail on, block by block.
+                    Where there are window groups, all that nobody else holds of it at once: a part
+                    that ends before its entry cannot be entered
+    window groups   the least recently used entry goes; what others hold of it stays, if positions
+                    up to the end of the node can be entered with that
 """
 
 from __future__ import annotations
@@ -46,28 +48,29 @@ def _evict_leaves(store: NodeStore, group: int, target: int) -> None:
         _dig(store, leaf, group, target)
 
 
-def _trim(store: NodeStore, leaf: Node, group: int, target: int) -> None:
-    """Takes blocks that nobody else holds off a leaf's tail, until `target` are free."""
+def _trim(
+    store: NodeStore, leaf: Node, group: int, target: int, *, also_held: bool = False
+) -> None:
+    """Takes blocks that nobody else holds off a leaf's tail: until `target` are free, or, where
+    there are window groups, all of them. also_held: does not stop at one that somebody holds."""
     pool = store.manager.pools[group]
-    stride = len(store.full_groups)
-    blocks = leaf.blocks[store.full_groups.index(group) :: stride]
-    if store.window_groups:
-        if any(pool.ref_counts[block] == 1 for block in blocks):
-            store.remove(leaf)
-        return
+    blocks = leaf.blocks[store.full_groups.index(group) :: len(store.full_groups)]
     keep = len(blocks)
-    missing = target - pool.num_free
-    while keep and missing and pool.ref_counts[blocks[keep - 1]] == 1:
+    missing = keep if store.window_groups else target - pool.num_free
+    while keep and missing:
+        block = blocks[keep - 1]
+        if pool.ref_counts[block] == pool.tree_counts[block]:
+            missing -= 1
+        elif not also_held:
+            break
         keep -= 1
-        missing -= 1
-    _keep_columns(store, leaf, keep, len(blocks))
-
-
-def _keep_columns(store: NodeStore, leaf: Node, keep: int, columns: int) -> None:
-    if keep == 0:
+    position = leaf.start + keep * store.block_size
+    if keep == len(blocks):
+        return
+    if keep and (leaf.entry is None or leaf.entry.oldest <= position):
+        store.cut(leaf, position)
+    else:
         store.remove(leaf)
-    elif keep < columns:
-        store.cut(leaf, leaf.start + keep * store.block_size)
 
 
 def _dig(store: NodeStore, leaf: Node, group: int, target: int) -> None:
@@ -76,15 +79,14 @@ def _dig(store: NodeStore, leaf: Node, group: int, target: int) -> None:
     index, stride = store.full_groups.index(group), len(store.full_groups)
     node: Node | None = leaf
     while node is not None and node.parent is not None and not node.children:
-        path = node.path()
         if pool.num_free >= target or not any(
             pool.ref_counts[block] == pool.tree_counts[block]
-            for above in path
+            for above in node.path()
             for block in above.blocks[index::stride]
         ):
             return
         parent = node.parent
-        store.remove(node)
+        _trim(store, node, group, target, also_held=True)
         node = parent
 
 

@@ -1,8 +1,9 @@
 """Finding: how much of a prompt the prefix tree has, and how much of that can be used.
 
-The longest common prefix ends somewhere inside a node, in two ways where two children have it in
-common. It can be used up to the last position at which every KV group has what a query sees: full
-groups have everything; window groups only where an entry (node.py) lets one in. Changes nothing.
+The longest common prefix ends somewhere inside a node; where several children have it in common, in
+the one that serves the query best. It can be used up to the last position at which every KV group
+has what a query sees: full groups have everything; window groups only where an entry (node.py) lets
+one in. Changes nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from dataclasses import dataclass
 
 from headrace.engine.prefix.node import TOKEN_BYTES, Entry, Node, common_bytes, to_bytes
 from headrace.engine.prefix.store import NodeStore
+
+#: Of children that have equally much in common with a query, so many on each side are looked at.
+_MAX_EQUAL = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +52,8 @@ def find(store: NodeStore, tokens: list[int], salt: str) -> Match:
 
 
 def _walk(store: NodeStore, root: Node, query: bytes) -> tuple[list[Node], list[Node], int]:
-    """Nodes that the query contains as a whole, nodes that it goes on into (the one or two with the
-    longest common prefix), and the number of tokens matched."""
+    """Nodes that the query contains as a whole, nodes that it goes on into (those with the longest
+    common prefix), and the number of tokens matched."""
     page_bytes = store.page_bytes
     path: list[Node] = []
     node, offset, end = root, 0, len(query)
@@ -64,16 +68,27 @@ def _walk(store: NodeStore, root: Node, query: bytes) -> tuple[list[Node], list[
                 path.append(node)
                 offset += len(node.tokens)
                 continue
-        best = 0
-        inside: list[Node] = []
-        for child in node.children[max(index - 1, 0) : index + 1]:
-            common = common_bytes(query, offset, child.tokens)
-            if common > best:
-                best, inside = common, [child]
-            elif common == best and common:
-                inside.append(child)
-        return path, inside, (offset + best) // TOKEN_BYTES
+        inside, common = _closest(store, node, index, query, offset)
+        return path, inside, (offset + common) // TOKEN_BYTES
     return path, [], end // TOKEN_BYTES
+
+
+def _closest(
+    store: NodeStore, node: Node, index: int, query: bytes, offset: int
+) -> tuple[list[Node], int]:
+    """The children of a node with the longest common prefix with the query from offset on, and that
+    length in bytes. index: where the query's page would be inserted: they are around it."""
+    best = 0
+    inside: list[Node] = []
+    for child in node.children[max(index - 1, 0) : index + 1]:
+        common = common_bytes(query, offset, child.tokens)
+        if common > best:
+            best, inside = common, [child]
+    if not 0 < best < store.page_bytes or not (store.window_groups or store.unwritten):
+        return inside, best
+    prefix = query[offset : offset + best]
+    around = range(max(index - _MAX_EQUAL, 0), min(index + _MAX_EQUAL, len(node.keys)))
+    return [node.children[i] for i in around if node.keys[i].startswith(prefix)], best
 
 
 def _usable(

@@ -75,7 +75,7 @@ class PrefixTree:
         """The longest usable prefix. Marks it as just used. counts: as a query, in `stats`."""
         store = self._store
         store.tick += 1
-        found = find(self._store, tokens, salt)
+        found = find(store, tokens, salt)
         for node in found.path:
             node.last_used = store.tick
         if found.entry is not None:
@@ -227,7 +227,7 @@ class PrefixTree:
 
     def forget(self, tokens: list[int], salt: str = "") -> None:
         """Lets everything go that begins like `tokens`, to the first fork: it is not sound."""
-        found = self._find(tokens, salt)
+        found = find(self._store, tokens, salt)
         if found.path:
             self._store.remove_below(found.path[0])
 
