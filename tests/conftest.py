@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +38,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if _skipped and os.environ.get("HEADRACE_NO_SKIPS") == "1":
         print(f"\nskipped, which counts as failed: {', '.join(_skipped)}")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture
+def save_dir() -> Iterator[Path]:
+    """A directory in memory where there is one: to make a file last (fsync) may take a minute on a
+    busy disk."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
+        yield Path(name)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -36,6 +36,7 @@ def chat(
     threads: o.Threads = None,
     quantize: o.Quantize = None,
     weight_cache: o.WeightCache = None,
+    kv_save: o.KVSave = None,
     speculative: o.Speculative = None,
     draft_model: o.DraftModel = None,
     draft_quantize: o.DraftQuantize = None,
@@ -56,7 +57,7 @@ def chat(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         repetition_penalty=repetition_penalty, seed=seed,
     )  # fmt: skip
-    llm = LLM(
+    with LLM(
         model,
         kv_cache_dtype=kv_cache_dtype,
         offline=offline,
@@ -68,14 +69,15 @@ def chat(
             num_threads=threads,
             quantize=quantize,
             weight_cache=weight_cache,
+            kv_save=kv_save,
             speculative=speculative,
             draft_model=draft_model,
             draft_quantize=draft_quantize,
             chat_template=str(chat_template) if chat_template else None,
         ),
-    )
-    llm.check_chat_template()
-    converse(llm, params, system=system, stats=stats)
+    ) as llm:
+        llm.check_chat_template()
+        converse(llm, params, system=system, stats=stats)
 
 
 def converse(llm: LLM, params: SamplingParams, *, system: str | None, stats: bool) -> None:

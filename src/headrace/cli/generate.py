@@ -72,6 +72,7 @@ def generate(
     threads: o.Threads = None,
     quantize: o.Quantize = None,
     weight_cache: o.WeightCache = None,
+    kv_save: o.KVSave = None,
     speculative: o.Speculative = None,
     draft_model: o.DraftModel = None,
     draft_quantize: o.DraftQuantize = None,
@@ -113,19 +114,19 @@ def generate(
         structured_outputs=None if json_schema is None
         else StructuredOutputs(json=schema_text(json_schema)),
     )  # fmt: skip
-    llm = LLM(
+    with LLM(
         model,
         kv_cache_dtype=kv_cache_dtype, block_size=block_size, kv_allocator=kv_allocator,
         offline=offline, progress=StderrReporter(), max_num_seqs=samples,
         num_draft_tokens=o.draft_tokens(num_draft_tokens), acceptance=acceptance,
         **o.given(max_model_len=max_model_len, num_threads=threads, quantize=quantize,
-                  weight_cache=weight_cache, speculative=speculative,
+                  weight_cache=weight_cache, kv_save=kv_save, speculative=speculative,
                   draft_model=draft_model, draft_quantize=draft_quantize,
                   kv_cache_memory=kv_cache_memory,
                   chat_template=str(chat_template) if chat_template else None,
                   max_num_batched_tokens=max_num_batched_tokens),
-    )  # fmt: skip
-    result = _answer(llm, text, params, chat=chat, system=system, echo=not as_json)
+    ) as llm:  # fmt: skip
+        result = _answer(llm, text, params, chat=chat, system=system, echo=not as_json)
     if as_json:
         typer.echo(json.dumps(to_json(result), ensure_ascii=False))
     if stats:

@@ -142,6 +142,15 @@ Acceptance = Annotated[
         "distribution is)."
     ),
 ]
+KVSave = Annotated[
+    Path | None,
+    typer.Option(
+        "--kv-save",
+        metavar="DIR",
+        help="Restore cached prefixes from DIR at start and save them there at the end.",
+        show_default=False,
+    ),
+]
 Offline = Annotated[bool, typer.Option("--offline", help="Use only what is in the local cache.")]
 #: How `headrace bench` prints.
 OUTPUTS = ("table", "md", "csv", "json")

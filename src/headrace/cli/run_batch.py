@@ -79,6 +79,7 @@ def run_batch(
     chat_template: o.ChatTemplate = None,
     quantize: o.Quantize = None,
     weight_cache: o.WeightCache = None,
+    kv_save: o.KVSave = None,
     offline: o.Offline = False,
 ) -> None:
     """Answer the requests of a file (OpenAI's batch format) without a server. OUT is appended to:
@@ -133,6 +134,7 @@ def run_batch(
             kv_cache_memory=kv_cache_memory,
             num_threads=threads,
             weight_cache=weight_cache,
+            kv_save=kv_save,
         )
         draft = open_draft(
             draft_model, quantize=draft_quantize, num_threads=threads, offline=offline,
@@ -167,6 +169,7 @@ async def _answer_all(door: Door, ledger: Ledger, source: Path, display: Display
         ) from error
     finally:
         door.close()
+        door.save_prefixes()
 
 
 class Display:

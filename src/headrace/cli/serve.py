@@ -125,6 +125,7 @@ def serve(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     quantize: o.Quantize = None,
     weight_cache: o.WeightCache = None,
+    kv_save: o.KVSave = None,
     offline: o.Offline = False,
 ) -> None:
     """Serve a model over HTTP, for OpenAI's clients and tools. Ctrl-C or SIGTERM lets running
@@ -173,6 +174,7 @@ def serve(
         kv_cache_memory=kv_cache_memory,
         num_threads=threads,
         weight_cache=weight_cache,
+        kv_save=kv_save,
     )
 
     def load() -> tuple[OpenModel, Engine]:

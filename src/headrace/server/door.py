@@ -68,6 +68,9 @@ class Door:
         self._compute(self.texts.warm_up()[: self.max_model_len - 1])
         self.account = self._engine.account = StepAccount(self._limits())
 
+        if self.engine_config.kv_save is not None:
+            self._engine.restore_prefixes(self.engine_config.kv_save)
+
     def _compute(self, ids: list[int]) -> None:
         """A first prompt, and a second token where there is room. Raises HeadraceError."""
         num_tokens = min(2, self.max_model_len - len(ids))
@@ -98,10 +101,17 @@ class Door:
         self._ticker = asyncio.create_task(self._tick())
 
     def close(self) -> None:
-        """Stops the engine's thread. Whatever still runs never ends: cancel it first."""
+        """Stops the engine's thread. Whatever still runs never ends: cancel it first. Then
+        `save_prefixes` may follow."""
         if self._ticker is not None:
             self._ticker.cancel()
         self.loop.stop()
+
+    def save_prefixes(self) -> None:
+        """Saves the cached prefixes of a stopped engine, where kv_save says so; may take long on a
+        slow disk. The log says what came of it."""
+        if self.engine_config.kv_save is not None and not self.loop.is_broken:
+            self._engine.save_prefixes(self.engine_config.kv_save)
 
     # ---- requests ---------------------------------------------------------------------------
 

@@ -123,6 +123,11 @@ class EngineLoop:
         return self._thread.is_alive()
 
     @property
+    def is_broken(self) -> bool:
+        """Whether the engine failed as a whole, so that what it holds may be unsound."""
+        return self._broken is not None
+
+    @property
     def native_id(self) -> int | None:
         """The operating system's name of the engine's thread."""
         return self._thread.native_id

@@ -84,7 +84,7 @@ def serve(settings: ServeSettings, load: Load, *, template: str | None = None) -
     app.state.observer.close()
     if run.error is not None:
         raise run.error
-    if run.is_loading:  # a thread inside the native core does not survive the interpreter's end
+    if run.is_busy:  # a thread inside the native core does not survive the interpreter's end
         logging.shutdown()
         os._exit(0)
 
@@ -158,7 +158,7 @@ class _Run:
         self._describe = describe
         self._stop: asyncio.Task[None] | None = None
         self._hurried = False
-        self.is_loading = True
+        self.is_busy = True  # a thread is loading, or saving
         self.error: BaseException | None = None
 
     async def main(self, listener: socket.socket) -> None:
@@ -176,7 +176,22 @@ class _Run:
             loading.cancel()
             watching.cancel()
             if self._context.door is not None:
-                self._context.door.close()
+                await self._close(self._context.door)
+
+    async def _close(self, door: Door) -> None:
+        """Ends the engine's thread, then saves; the next signal does not wait for that."""
+        door.close()
+        if door.engine_config.kv_save is None:
+            return
+        self._hurried, self.is_busy = False, True
+        saving = asyncio.create_task(in_thread(door.save_prefixes))
+        while not saving.done() and not self._hurried:
+            await asyncio.sleep(0.02)
+        if saving.done():
+            self.is_busy = False
+            saving.result()
+        else:
+            _LOG.warning("stopping: the save was not finished; the one before it stays")
 
     async def _open(self) -> None:
         settings, began = self._context.settings, time.monotonic()
@@ -187,14 +202,14 @@ class _Run:
             await in_thread(door.texts.prepare_grammars)
             await in_thread(self._describe)  # the OpenAPI document takes 0.1 s, once
         except Exception as error:
-            self.is_loading = False
+            self.is_busy = False
             self.error = error
             self._context.load_error = str(error)
             if not isinstance(error, HeadraceError):
                 _LOG.exception("the model could not be loaded")
             self._server.should_exit = True
             return
-        self.is_loading = False
+        self.is_busy = False
         door.start()
         self._context.door = door
         _LOG.info(

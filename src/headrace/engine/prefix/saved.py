@@ -68,7 +68,9 @@ class SavedPrefixes:
             log.info("restored from %s: %s", self._directory,
                      _told(report.num_positions, report.num_bytes, began))  # fmt: skip
         if report.reason is not None:
-            log.log(logging.WARNING if report.num_dropped else logging.INFO, "%s", report.reason)
+            unused = not report.num_nodes and report.reason != self._nothing_yet
+            level = logging.WARNING if unused or report.num_dropped else logging.INFO
+            log.log(level, "%s", report.reason)
         return report
 
     def _restore(self) -> RestoreReport:
@@ -89,6 +91,10 @@ class SavedPrefixes:
             reason = f"{self._path} cannot be read ({error.strerror}), so nothing of it is used."
         return RestoreReport(reason=reason)
 
+    @property
+    def _nothing_yet(self) -> str:
+        return f"{self._directory} holds no saved prefixes."
+
     def _why_none(self) -> str:
         """Why there is no file of this stamp: what the last written others are."""
         for path in saved_files(self._directory)[:_MAX_LOOKED_AT]:
@@ -99,7 +105,7 @@ class SavedPrefixes:
                 continue
             if difference is not None:
                 return self._foreign(difference)
-        return f"{self._directory} holds no saved prefixes."
+        return self._nothing_yet
 
     def _foreign(self, difference: str) -> str:
         return (

@@ -47,7 +47,7 @@ class SaveWriter:
     """A file in the making; `finish` or `abandon` ends it. path: the name that it will take.
 
     One writer per directory at a time. Blocks are collected in memory by `add` and go to the file
-    by `write`, which may be called by another thread.
+    by `write`, which may be called by another thread. num_pending_bytes: collected, not written.
     """
 
     def __init__(self, path: Path, stamp: Stamp) -> None:
@@ -57,7 +57,8 @@ class SaveWriter:
         self._stamp = stamp.to_json()
         self.stamp_key = stamp.key
         self._lock = _take_lock(path.parent)
-        self._pending = bytearray()
+        self._buffer = bytearray()  # its first num_pending_bytes wait to be written
+        self.num_pending_bytes = 0
         try:
             for leftover in path.parent.glob(f".*{SUFFIX}.tmp"):  # their writers are dead
                 leftover.unlink(missing_ok=True)
@@ -73,24 +74,23 @@ class SaveWriter:
     @property
     def num_bytes(self) -> int:
         """Size so far, what is collected included."""
-        return self._at + len(self._pending)
-
-    @property
-    def num_pending_bytes(self) -> int:
-        """What is collected and not yet written."""
-        return len(self._pending)
+        return self._at + self.num_pending_bytes
 
     def add(self, data: Bytes) -> int:
         """Collects a block; its checksum."""
-        self._pending += data.data
+        end = self.num_pending_bytes + data.size
+        if end > len(self._buffer):
+            self._buffer.extend(bytes(max(end, 2 * len(self._buffer)) - len(self._buffer)))
+        self._buffer[self.num_pending_bytes : end] = data.data
+        self.num_pending_bytes = end
         return int(core().checksum(data))
 
     def write(self) -> None:
         """Writes what is collected. Raises OSError (a full disk): then `abandon`."""
-        with memoryview(self._pending) as pending:
-            _write(self._file, pending)
-        self._at += len(self._pending)
-        self._pending = bytearray()
+        with memoryview(self._buffer) as buffer:
+            _write(self._file, buffer[: self.num_pending_bytes])
+        self._at += self.num_pending_bytes
+        self.num_pending_bytes = 0
 
     def finish(self, index: bytes) -> int:
         """Writes the rest, makes it last, and puts it in the old file's place; its size. Raises
