@@ -76,9 +76,11 @@ class Tasks {
       }
       enter_request();
     }
-    const int64_t full = left_ / shape_.tokens_per_task * shape_.tokens_per_task,
-                  first = full < left_ ? full : left_ - shape_.tokens_per_task,
-                  token = step_.spans[request_] + first, count = left_ - first;
+    // As few tasks as can be, of sizes that differ by one at most: those that see most are the
+    // larger ones.
+    const int64_t tasks = (left_ + shape_.tokens_per_task - 1) / shape_.tokens_per_task,
+                  count = (left_ + tasks - 1) / tasks, first = left_ - count,
+                  token = step_.spans[request_] + first;
     left_ = first;
     const int64_t low = first_visible(args_, step_.positions[token]),
                   high = step_.positions[token + count - 1];

@@ -271,11 +271,18 @@ class Attention {
       for (int i = first / kRun; i * kRun < end; ++i)
         touch(memory.values[i], kRun * shape_.v_dim * E::bytes);
     }
-    // Blocks of about equal size: 7 rows as 4 + 3.
-    int64_t blocks = (rows.end - rows.begin + E::max_rows - 1) / E::max_rows;
-    for (int64_t r = rows.begin; r < rows.end; --blocks) {
-      r += block(memory, r, (rows.end - r + blocks - 1) / blocks, out.from(r));
-      memory.next = memory;  // once is enough
+    // Blocks of about equal size: 7 rows as 4 + 3. Each asks for its share of the tile to come, or
+    // the first would wait for memory and the others leave it idle.
+    const TileRuns next = memory.next;
+    const int64_t blocks = (rows.end - rows.begin + E::max_rows - 1) / E::max_rows;
+    int64_t r = rows.begin;
+    for (int64_t i = 0; i < blocks; ++i) {
+      for (int run = 0; run < kRuns; ++run) {
+        const bool mine = run * blocks / kRuns == i;
+        memory.next.keys[run] = mine ? next.keys[run] : memory.keys[run];
+        memory.next.values[run] = mine ? next.values[run] : memory.values[run];
+      }
+      r += block(memory, r, (rows.end - r + blocks - i - 1) / (blocks - i), out.from(r));
     }
   }
 
