@@ -7,7 +7,8 @@
     throughput  32 streams at once against the same batch through `LLM`, in interleaved runs
     ttft        time to first token at idle, server minus in-process, interleaved
     open        512 streams open at once
-    leak        10,000 short requests: growth of memory, blocks left in use
+    leak        10,000 short requests: growth of memory, blocks left in use; with the prefix cache
+    leak-anew   the same without it
 
 The client is a process of its own (tools/stream_client.py); its CPU is reported, since it works on
 the same machine. --check fails when a limit does not hold.
@@ -43,8 +44,10 @@ LIMITS: dict[str, tuple[str, float, str]] = {
     "throughput_share_of_offline": ("≥", 0.9, ""),
     "added_ttft_ms": ("≤", 5, "ms"),
     "open_streams_failed": ("≤", 0, ""),
-    "rss_growth_mb": ("≤", 20, "MB"),
-    "blocks_left": ("≤", 0, ""),
+    "rss_growth_mb_cache_on": ("≤", 20, "MB"),
+    "blocks_left_cache_on": ("≤", 0, ""),
+    "rss_growth_mb_cache_off": ("≤", 20, "MB"),
+    "blocks_left_cache_off": ("≤", 0, ""),
 }
 
 
@@ -173,7 +176,9 @@ def throughput(options: argparse.Namespace) -> dict[str, float]:
     served: list[float] = []
     shares: list[float] = []
     llm = LLM(options.model, offline=True, kv_cache_memory="1GiB", enable_prefix_caching=False)
-    with serving(options.model, "--kv-cache-memory", "1GiB") as server:
+    with serving(
+        options.model, "--kv-cache-memory", "1GiB", "--no-enable-prefix-caching"
+    ) as server:
         llm.generate([PROMPT] * 2, params.replace(max_tokens=2))
         server.load(body(2), 2, 2)
         for _ in range(options.runs):
@@ -198,7 +203,9 @@ def ttft(options: argparse.Namespace) -> dict[str, float]:
     inside: list[float] = []
     outside: list[float] = []
     llm = LLM(options.small, offline=True, kv_cache_memory="256MiB", enable_prefix_caching=False)
-    with serving(options.small, "--kv-cache-memory", "256MiB") as server:
+    with serving(
+        options.small, "--kv-cache-memory", "256MiB", "--no-enable-prefix-caching"
+    ) as server:
         llm.generate([PROMPT], params)
         server.load(body(1), 1, 1)
         for _ in range(12):  # pairs of blocks: a machine that changes its pace changes both
@@ -232,7 +239,16 @@ def open_streams(options: argparse.Namespace) -> dict[str, float]:
 
 def leak(options: argparse.Namespace) -> dict[str, float]:
     """Memory and blocks after many short requests, half of them streams."""
-    with serving(options.small, "--kv-cache-memory", "512MiB", "--log-level", "info") as server:
+    return _leak(options, "on", "--enable-prefix-caching")
+
+
+def leak_anew(options: argparse.Namespace) -> dict[str, float]:
+    """The same without the prefix cache."""
+    return _leak(options, "off", "--no-enable-prefix-caching")
+
+
+def _leak(options: argparse.Namespace, cache: str, flag: str) -> dict[str, float]:
+    with serving(options.small, "--kv-cache-memory", "512MiB", flag) as server:
         short = body(3) | {"prompt": "The mill"}
         whole = {k: v for k, v in short.items() if k != "stream_options"} | {"stream": False}
 
@@ -246,14 +262,16 @@ def leak(options: argparse.Namespace) -> dict[str, float]:
         after = server.metrics()
     name = "process_resident_memory_bytes"
     return {
-        "leak_requests": options.requests,
-        "rss_growth_mb": (after[name] - before[name]) / 1e6,
-        "blocks_left": after["headrace:kv_blocks_used"],
+        f"leak_requests_cache_{cache}": options.requests,
+        f"rss_growth_mb_cache_{cache}": (after[name] - before[name]) / 1e6,
+        f"blocks_left_cache_{cache}": after["headrace:kv_blocks_used"],
+        f"cached_tokens_cache_{cache}": after["headrace:prefix_cache_hits_total"],
     }
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, float]]] = {
     "cpu": cpu, "throughput": throughput, "ttft": ttft, "open": open_streams, "leak": leak,
+    "leak-anew": leak_anew,
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from headrace.engine.blocks import BlockPool
 from headrace.engine.core import Engine
 from headrace.engine.prefix.inspection import SaltSummary
+from headrace.engine.prefix.saved_read import RestoreReport
 from headrace.engine.prefix.tree import CacheStats
 from headrace.server.loop import EngineLoop
 
@@ -51,7 +52,8 @@ class PinLook:
 class CacheLook:
     """The cache at one moment; without a prefix tree (enabled False) only the pools say something.
 
-    pinned_counts: blocks of each group that pins hold. stats: as they were then.
+    pinned_counts: blocks of each group that pins hold. stats: as they were then. restored: what
+    came from disk at start, None = nothing was looked for. took_s: on the engine's thread.
     """
 
     enabled: bool
@@ -61,6 +63,7 @@ class CacheLook:
     pinned_counts: list[int]
     num_broken_pins: int
     stats: CacheStats
+    restored: RestoreReport | None
     took_s: float
 
 
@@ -71,7 +74,7 @@ def take_look(engine: Engine) -> CacheLook:
     pools = [pool_use(pool) for pool in engine.manager.pools]
     tree, pins = engine.prefixes.tree, engine.prefixes.pins
     if tree is None or pins is None:
-        return CacheLook(False, pools, [], [], [0] * len(pools), 0, CacheStats(), 0.0)
+        return CacheLook(False, pools, [], [], [0] * len(pools), 0, CacheStats(), None, 0.0)
     return CacheLook(
         True,
         pools,
@@ -80,6 +83,7 @@ def take_look(engine: Engine) -> CacheLook:
         pins.held_counts,
         pins.num_broken,
         replace(tree.stats),
+        engine.restored,
         time.monotonic() - began,
     )
 

@@ -217,6 +217,8 @@ class Door:
         interval = self.settings.ping_interval_s
         while True:
             await asyncio.sleep(interval / 2)
+            if self.num_pins:
+                self.loop.ask(lambda engine: engine.expire_pins())  # without work, no step does it
             before = time.monotonic() - interval
             for flow in set(self._flows.values()):
                 if flow.last_sent_s and flow.last_sent_s < before:

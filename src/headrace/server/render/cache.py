@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.engine.config import EngineConfig
 from headrace.engine.prefix.inspection import SaltSummary
+from headrace.engine.prefix.saved_read import RestoreReport
 from headrace.server.cache_look import CacheLook
 from headrace.server.meter import StepMeter
 
@@ -37,6 +38,7 @@ class CacheAnswer:
             "bytes": sum(line.held_bytes for line in salts),
             "evicted_positions": look.stats.num_evicted_tokens,
             "hits": _hits(meter),
+            "restored": _restored(look.restored),
             "pools": self._pools(look),
             "pinned": {
                 "pins": len(look.pins),
@@ -88,6 +90,20 @@ def _pins(look: CacheLook, salt: str) -> list[dict[str, Any]]:
         for pin in look.pins
         if pin.salt == salt
     ]
+
+
+def _restored(report: RestoreReport | None) -> dict[str, Any] | None:
+    """What came from disk at start."""
+    if report is None:
+        return None
+    return {
+        "nodes": report.num_nodes,
+        "positions": report.num_positions,
+        "bytes": report.num_bytes,
+        "dropped_nodes": report.num_dropped,
+        "left_out_nodes": report.num_left_out,
+        "reason": report.reason,
+    }
 
 
 def _hits(meter: StepMeter) -> dict[str, Any]:
