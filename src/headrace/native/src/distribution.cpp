@@ -470,7 +470,12 @@ void Distribution::probabilities(std::vector<int32_t>& ids, std::vector<double>&
   };
   if (std::is_sorted(list.begin(), list.end(), by_id)) {
     for (size_t i = 0; i < size; ++i) put(list[i].id, scratch_.weights[i] / sum);
-  } else {  // ranked or edited, and perhaps as long as the vocabulary: in order by way of a row
+  } else if (size < static_cast<size_t>(n_) / 32) {
+    std::vector<Candidate> by_ids(size);  // with probabilities
+    for (size_t i = 0; i < size; ++i) by_ids[i] = {scratch_.weights[i] / sum, list[i].id};
+    std::sort(by_ids.begin(), by_ids.end(), by_id);
+    for (const Candidate& c : by_ids) put(c.id, c.logit);
+  } else {  // in order by way of a row: nearly as long as the vocabulary
     scratch_.logits.assign(static_cast<size_t>(n_) + 1, 0);
     for (size_t i = 0; i < size; ++i)
       scratch_.logits[static_cast<size_t>(list[i].id)] = scratch_.weights[i] / sum;
