@@ -167,11 +167,13 @@ class Speculator:
         return [*given, *zip(wanted, drafts, strict=True)]
 
     def _num_sound(self, draft: Draft) -> int:
-        """Tokens before the first id that is none, or that came from nowhere."""
+        """Tokens before the first id that is none, or that came from nowhere. One that was drawn
+        has to be an id of the target: to cut it for what it is would bias the rejection rule."""
         given = draft.distributions
         end = len(draft.tokens) if given is None else min(len(draft.tokens), len(given))
         for index, token in enumerate(draft.tokens[:end]):
             if not 0 <= token < self._num_ids:
+                assert given is None, f"a draft was drawn outside the vocabulary: {token}"
                 return index
         return end
 
