@@ -9,7 +9,8 @@ from headrace.engine.blocks import BlockManager, SequenceBlocks
 from headrace.engine.core import Engine
 from headrace.engine.drawing import Drawing
 from headrace.engine.generation import Generation
-from headrace.engine.prefix.tree import Match, PrefixTree
+from headrace.engine.prefix.finding import Match
+from headrace.engine.prefix.tree import PrefixTree
 from headrace.engine.prepare import Preparer
 from headrace.engine.request import Sequence
 from headrace.engine.scheduler import Plan
@@ -118,8 +119,8 @@ class _LongMatches(PrefixTree):
     """Where a prompt leaves a cached one inside a block, the position at which it leaves counts as
     the same."""
 
-    def match(self, tokens: list[int], salt: str = "") -> Match:
-        match = super().match(tokens, salt)
+    def match(self, tokens: list[int], salt: str = "", *, counts: bool = True) -> Match:
+        match = super().match(tokens, salt, counts=counts)
         inside = match.num_stored % self.block_size
         if not inside or match.num_stored + 1 >= len(tokens):
             return match
