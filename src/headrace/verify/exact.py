@@ -18,7 +18,7 @@ from headrace.native import core
 from headrace.verify.guesses import from_draft_model, from_ngrams
 from headrace.verify.probe import GREEDY, Run, run_requests
 from headrace.verify.result import Rows, RungResult, difference
-from headrace.verify.reuse import hits, shared
+from headrace.verify.reuse import hits, restored, shared
 from headrace.verify.subject import Subject
 from headrace.verify.workload import SEGMENT
 
@@ -281,6 +281,7 @@ EXACT_RUNGS: Mapping[str, Rung] = {
     "straight = paused": paused,
     "alone = forked": forked,
     "cold = prefix hit": hits,
+    "cold = restored": restored,
     "alone = shared": shared,
     "plain = n-gram drafts": from_ngrams,
     "plain = draft model": from_draft_model,

@@ -34,6 +34,8 @@ SYMPTOMS: Mapping[str, str] = {
     "alone = forked": "samples of one prompt disturb each other: look at copy-on-write",
     "cold = prefix hit": "a prompt that was cached gives another text: look at the length of the "
     "match, at blocks written while shared, and at what a window still holds",
+    "cold = restored": "a prompt whose blocks came from disk gives another text: look at which "
+    "block went to which place, and at what the stamp leaves out",
     "alone = shared": "requests that share a prefix disturb each other: look at blocks shared "
     "before they are written, and at copies made too early",
     "plain = n-gram drafts": "guessing changes the text: look at rejected drafts counted as "

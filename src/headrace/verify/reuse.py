@@ -7,6 +7,8 @@ everything.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from headrace.engine.core import Engine
 from headrace.engine.generation import Request
@@ -79,6 +81,27 @@ def _reentered(subject: Subject, prompt: list[int]) -> tuple[int, int, float]:
     warm, request = _one(engine, probe, prompt, GREEDY)
     error = _against_cold(subject, prompt, GREEDY, warm)
     return request.num_cached_tokens, evicted, error
+
+
+def restored(subject: Subject) -> RungResult:
+    """Prompts computed from nothing = found in a tree that was saved to disk and restored by
+    another engine with fresh memory."""
+    prompts = turns(subject)
+    error, cached = 0.0, 0
+    with TemporaryDirectory() as name:
+        engine, probe = subject.engine(enable_prefix_caching=True)
+        for prompt in prompts[::5]:
+            _one(engine, probe, prompt, GREEDY)
+        saved = engine.save_prefixes(Path(name))
+        engine, probe = subject.engine(enable_prefix_caching=True)
+        report = engine.restore_prefixes(Path(name))
+    for prompt, params in zip(prompts[1:5], _BOTH * 2, strict=True):
+        warm, request = _one(engine, probe, prompt, params)
+        cached += request.num_cached_tokens
+        error = max(error, _against_cold(subject, prompt, params, warm))
+    detail = f"{cached} cached tokens, {saved.num_bytes / 2**20:.1f} MiB saved"
+    events = cached if report.num_positions else 0
+    return RungResult.judge("cold = restored", error, events, report.reason or detail)
 
 
 def shared(subject: Subject) -> RungResult:

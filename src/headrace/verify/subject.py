@@ -17,6 +17,7 @@ from headrace import __version__
 from headrace.engine.admission import Vocabulary
 from headrace.engine.config import EngineConfig, EngineOptions, Machine, resolve
 from headrace.engine.core import Engine
+from headrace.engine.prefix.stamp import ModelIdentity
 from headrace.engine.sizing import PoolPlan
 from headrace.engine.speculation.draft_model import DraftModel
 from headrace.errors import UsageError
@@ -32,6 +33,8 @@ from headrace.verify.workload import LONG, OUTPUT_ROOM, Workload, make_workload
 
 #: More than any verification needs; blocks are touched by use only.
 _NUM_SEQS = 16
+#: Stamp of prefixes that are saved and restored within one verification.
+_IDENTITY = ModelIdentity("the model under test", "weights", "tokenizer")
 
 
 @dataclass
@@ -155,7 +158,10 @@ class Subject:
         probe = Probe(executor, edges)
         vocabulary = Vocabulary(num_ids=self.num_ids)
         drafter = None if config.draft_pools is None else self._drafter(executor, config)
-        return self.fault.engine(executor, vocabulary, config, probe, draft=drafter), probe
+        engine = self.fault.engine(
+            executor, vocabulary, config, probe, draft=drafter, identity=lambda: _IDENTITY
+        )
+        return engine, probe
 
     def _drafter(self, executor: NativeModel, config: EngineConfig) -> DraftModel:
         """The draft model of an engine, on the workers of its executor."""
