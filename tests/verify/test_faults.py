@@ -32,6 +32,7 @@ CAUGHT_BY: Mapping[str, tuple[str, ...]] = {
     "skipped-norm": ("fused = unfused", "native = reference"),
     "noise-key": ("alone = with neighbours",),
     "long-match": ("cold = prefix hit",),
+    "saved-neighbour": ("cold = restored",),
     "kept-draft": ("plain = n-gram drafts",),
 }
 
@@ -46,7 +47,7 @@ def climb(fault: str, rungs: tuple[str, ...]) -> Report:
 
 def test_each_fault_has_its_rungs() -> None:
     assert set(FAULTS) == set(CAUGHT_BY)
-    assert len(FAULTS) == 13
+    assert len(FAULTS) == 14
     assert all(fault.symptom for fault in FAULTS.values())
 
 

@@ -73,6 +73,7 @@ class Engine:
     drawing_type: type[Drawing] = Drawing
     manager_type: type[BlockManager] = BlockManager
     tree_type: type[PrefixTree] = PrefixTree
+    saved_type: type[SavedPrefixes] = SavedPrefixes
 
     def __init__(
         self,
@@ -330,7 +331,7 @@ class Engine:
             raise UsageError("The prefix cache is off, so there is nothing to save or restore.")
         if self._stamp is None:
             self._stamp = self._make_stamp()
-        return SavedPrefixes(
+        return self.saved_type(
             directory,
             self._stamp,
             self.prefixes.tree,

@@ -161,6 +161,12 @@ FAULTS: Mapping[str, Fault] = {
             engine=fe.LongMatchEngine,
         ),
         Fault(
+            "saved-neighbour",
+            "right until the next start, then wrong where a prefix was restored: a block is saved "
+            "in the place of its neighbour",
+            engine=fe.SavedNeighbourEngine,
+        ),
+        Fault(
             "kept-draft",
             "right without speculation, wrong after a wrong guess: the key and value of a rejected "
             "draft stay",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import abc
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,9 @@ from headrace.engine.core import Engine
 from headrace.engine.drawing import Drawing
 from headrace.engine.generation import Generation
 from headrace.engine.prefix.finding import Match
+from headrace.engine.prefix.saved import SavedPrefixes
+from headrace.engine.prefix.saved_index import Columns
+from headrace.engine.prefix.saved_write import PrefixSave
 from headrace.engine.prefix.tree import PrefixTree
 from headrace.engine.prepare import Preparer
 from headrace.engine.request import Sequence
@@ -130,6 +134,23 @@ class _LongMatches(PrefixTree):
 
 class LongMatchEngine(Engine):
     tree_type = _LongMatches
+
+
+class _NeighbourSave(PrefixSave):
+    """Of a run of blocks each is saved in the place of the one before it, the first as the last."""
+
+    def _copy(
+        self, group: int, first: int, blocks: abc.Sequence[int], keys: abc.Sequence[bytes]
+    ) -> Columns:
+        return super()._copy(group, first, [*blocks[1:], *blocks[:1]], keys)
+
+
+class _NeighbourSaves(SavedPrefixes):
+    save_type = _NeighbourSave
+
+
+class SavedNeighbourEngine(Engine):
+    saved_type = _NeighbourSaves
 
 
 class KeptDraftEngine(Engine):

@@ -38,6 +38,8 @@ _MAX_LOOKED_AT = 32
 class SavedPrefixes:
     """stamp: of the engine whose tree, blocks and KV memory these are."""
 
+    save_type: type[PrefixSave] = PrefixSave
+
     def __init__(
         self,
         directory: Path,
@@ -128,7 +130,7 @@ class SavedPrefixes:
         except OSError as error:
             return SaveReport(reason=self._unwritable(error))
         sizes = [group.block_bytes for group in self._stamp.groups]
-        return PrefixSave(self._tree.store, self._executor, writer, sizes, self._limit)
+        return self.save_type(self._tree.store, self._executor, writer, sizes, self._limit)
 
     def save(self) -> SaveReport:
         """The whole tree at once; never raises for the disk's sake."""
