@@ -23,6 +23,7 @@ _MAX_PLACES = 32  # of a pair, looked at per search
 _ROOM = 16  # tokens that should follow a match
 _RESUME_WITHIN = 12  # source tokens behind the place where a copy was lost
 _GIVE_UP_AFTER = 16  # output tokens
+_LOOP = 6  # tokens that have to match for another time round a loop
 _CONFIRMED = 3  # tokens in a row: the copy was rightly resumed
 _MAX_OLD, _MAX_NEW = 8, 16  # tokens of a rule's sides
 _MAX_SCORE = 3
@@ -102,6 +103,8 @@ class CopyTracker:
         self._catch_up(tokens)
         if self._source < 0:
             return [], []
+        if len(tokens) - self._source < limit and self._rule is None and self._run >= _LOOP:
+            self._step_back(tokens, limit)
         drafts: list[int] = []
         grades: list[int] = []
         source, rule, at, run = self._source, self._rule, self._rule_at, self._run
@@ -148,6 +151,7 @@ class CopyTracker:
         self._search(tokens, place + 1)
         if self._source < 0 and place == self._lost_output:
             self._source, self._run, self._blind = self._lost_at + 1, 0, True
+            self._resumed_at, self._resumed_output = self._source, place + 1
 
     def _follow(self, tokens: list[int], place: int) -> bool:
         """Whether the token at `place` is what the copy, or a rule in it, has now."""
@@ -207,6 +211,16 @@ class CopyTracker:
         )
         self._source = found + 1 if found >= 0 else -1
         self._blind = False
+
+    def _step_back(self, tokens: list[int], room: int) -> None:
+        """A text that repeats itself was matched with its own end, and little is known behind that:
+        follows an earlier time round."""
+        assert self._index is not None
+        found, length = self._index.longest_match(
+            tokens, max_length=_LOOP, max_places=_MAX_PLACES, max_room=room
+        )
+        if length == _LOOP and found + 1 < self._source:
+            self._source = found + 1
 
     # ---- rules ------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ class NgramIndex:
         """Enters the token behind those that are in; there must be one."""
         place = len(self._previous)
         if place > self._mask:
-            self._build(tokens)
+            self._build(tokens[: place + 1])
             return
         if place == 0:
             self._previous.append(-1)
