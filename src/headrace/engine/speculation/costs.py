@@ -19,13 +19,14 @@ from collections.abc import Callable
 _EXACT = 64  # sizes up to here have a cell of their own
 _PER_OCTAVE = 8  # cells above
 _NUM_CELLS = _EXACT + _PER_OCTAVE * 10
-_SAMPLES = 9  # kept per cell
+_SAMPLES = 15  # kept per cell
 _QUANTILE = 0.3  # of them; what disturbs a step makes it longer
 _FADING = 400.0  # samples of all cells, until one weighs 1/e
-_PACE_RATE = 0.15
+_PACE_RATE = 0.3
+_PACE_CLIP = 0.04  # of the log of a surprise; small, so that pace and shapes agree on what is low
 _NEW = 2.0  # samples, with which a size is half known
 _CLIP = 0.3  # of the log of time ÷ what was expected; a hiccup counts for this much at most
-_FAR = 0.15  # what a neighbour's sample weighs, next to one of the size itself
+_FAR = 0.4  # what a neighbour's sample weighs, next to one of the size itself
 _PRIOR = 0.02  # what the prior weighs
 _REFRESH = 16  # samples between two looks at all cells
 
@@ -94,7 +95,8 @@ class CostCurve:
             # Only a size that is known can tell that the machine's pace has changed.
             known = self._confidence.get(cell, 0.0)
             rate = _PACE_RATE * known / (known + _NEW)
-            self._log_pace += rate * max(-_CLIP, min(surprise, _CLIP))
+            rate *= 2 * (_QUANTILE if surprise > 0 else 1 - _QUANTILE)  # as shapes are low ones
+            self._log_pace += rate * max(-_PACE_CLIP, min(surprise, _PACE_CLIP))
         self._num_samples += 1
         samples = self._samples.setdefault(cell, [])
         samples.append((self._num_samples, log_time - self._log_pace))
