@@ -168,7 +168,7 @@ def test_random_text_costs_next_to_nothing() -> None:
 
 
 def test_probes_become_ever_rarer() -> None:
-    world = World(lambda _: 0.0, lambda _: 0.0, most=8, is_free=True)
+    world = World(lambda _: 0.0, lambda _: 0.0, line, is_free=True)
     world.run(adaptive(world), 3000, 0)
     places = [i for i, count in enumerate(world.counts) if count]
     gaps = [b - a for a, b in itertools.pairwise(places) if b - a > 8]
