@@ -9,7 +9,7 @@ PROMPT ?= Explain in two sentences why the sky is blue.
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/headrace/native/src/*.* src/headrace/native/src/kernels/*.*)
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: run test test-unit test-models test-clients test-abuse test-sanitize check format bench bench-server bench-compare bench-page clean help
+.PHONY: run test test-unit test-models test-clients test-abuse test-prefix-soak test-sanitize check format bench bench-server bench-compare bench-page clean help
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
@@ -31,6 +31,9 @@ test-clients: $(VENV)/dev $(CLIENTS)/installed  ## langchain, llm, lm-eval and g
 
 test-abuse: $(VENV)/dev  ## 20,000 hostile requests and more of schemathesis (about ten minutes)
 	HEADRACE_FUZZ_CASES=20000 HEADRACE_OPENAPI_EXAMPLES=400 $(PYTEST) -s -k "hostile or document" tests/server $(ARGS)
+
+test-prefix-soak: $(VENV)/dev  ## a million random operations on the prefix tree against a plain model (about five minutes)
+	HEADRACE_PREFIX_OPERATIONS=1000000 $(PYTEST) -k random_operations tests/engine/prefix/test_prefix_random.py $(ARGS)
 
 test-sanitize: $(VENV)/dev  ## native tests under address and undefined-behaviour sanitizers
 	scripts/test-sanitize $(ARGS)

@@ -13,6 +13,15 @@ from random import Random
 
 from engine.prefix.plain_tree import Key, PlainTree, flatten
 from headrace.engine.blocks import BlockManager, SequenceBlocks
+from headrace.engine.prefix.events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    CacheEvent,
+    chain,
+    first_hash,
+)
+from headrace.engine.prefix.node import to_bytes
 from headrace.engine.prefix.tree import PrefixTree
 from headrace.ops.kv import KVGroupSpec
 
@@ -53,13 +62,15 @@ class Machine:
         self.windows = windows
         self.length = random.choice([24, 48, 96])  # of the longest sequence
         self.manager = BlockManager(specs, [num_blocks] * len(specs), BLOCK, self.length)
-        self.tree = PrefixTree(self.manager)
+        self.announced: set[bytes] = set()
+        self.tree = PrefixTree(self.manager, self.hear if random.random() < 0.5 else None)
         self.plain = PlainTree(BLOCK, windows)
         self.written: dict[tuple[int, int, int], Key] = {}
         self.promised: set[tuple[int, int]] = set()  # blocks that the step will write
         self.running: list[Running] = []
         self.pins: list[Running] = []
         self.num_steps = 0
+        self.happened = dict.fromkeys(("hits", "partial hits", "short hits", "evictions"), 0)
         self.alphabet = random.choice([2, 3, 5])
 
     # ---- one step -----------------------------------------------------------------------------
@@ -98,6 +109,28 @@ class Machine:
                     place = (group, block, position - start)
                     assert self.written[place][1] == key[: position + 1]
 
+        if self.tree.store.on_event:
+            self.check_announced()
+
+    def hear(self, event: CacheEvent) -> None:
+        """What a listener knows from events alone."""
+        if isinstance(event, BlockStored):
+            assert not self.announced & set(event.block_hashes), "announced twice"
+            assert event.parent_hash is None or event.parent_hash in self.announced
+            self.announced.update(event.block_hashes)
+        elif isinstance(event, BlockRemoved):
+            assert self.announced.issuperset(event.block_hashes)
+            self.announced.difference_update(event.block_hashes)
+        else:
+            assert isinstance(event, AllBlocksCleared)
+            self.announced.clear()
+
+    def check_announced(self) -> None:
+        """A listener knows exactly the full pages."""
+        full = [(salt, key) for salt, key in self.plain.pages if len(key) % BLOCK == 0]
+        names = {chain(first_hash(salt), to_bytes(list(key)), 4 * BLOCK)[-1] for salt, key in full}
+        assert self.announced == names
+
     # ---- sequences ----------------------------------------------------------------------------
 
     def text(self) -> bytes:
@@ -122,6 +155,9 @@ class Machine:
         if len(usable) <= 8:
             assert match.num_stored == max(usable), "not the best of equal neighbours"
         assert (match.short_reason is None) == (match.num_stored == matched)
+        self.happened["hits"] += match.start > 0
+        self.happened["partial hits"] += match.start > 0 and match.num_stored % BLOCK > 0
+        self.happened["short hits"] += match.num_stored < match.num_matched
         blocks = self.tree.share(match)
         newcomer = Running(tokens, salt, blocks, match.start, match.num_stored)
         self.running.append(newcomer)
@@ -299,6 +335,7 @@ class Machine:
         had_effect = self.tree.evict(shortages)
         freed = [pool.num_free - count for pool, count in zip(pools, free, strict=True)]
         assert had_effect == any(freed)
+        self.happened["evictions"] += had_effect
         for got, wanted, most in zip(freed, shortages, reclaimable, strict=True):
             assert got >= min(wanted, most), "less than could be had"
         pages, _ = flatten(self.tree, BLOCK, self.windows)

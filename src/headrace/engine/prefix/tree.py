@@ -45,7 +45,8 @@ class CacheStats:
 
 
 class PrefixTree:
-    """See the module's text. on_event: told of every change of what can be found (events.py)."""
+    """See the module's text. on_event: told of every change of what can be found (events.py), in
+    the middle of it: must not raise and not call the tree."""
 
     def __init__(self, manager: BlockManager, on_event: Listener | None = None) -> None:
         self._store = NodeStore(manager, on_event)
