@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from headrace.engine.speculation.drafter import NUM_GRADES
 
-_HOPE = 0.7  # standard deviations
-_START_WEIGHT = 4.0  # tests that the start counts for; it fades as they do
+_HOPE = 0.5  # standard deviations
+_START_WEIGHT = 3.0  # tests that the start counts for; it fades as they do
 
 
 class AcceptanceRates:

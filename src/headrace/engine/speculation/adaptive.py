@@ -61,15 +61,17 @@ _PROBING_MODEL = _Probing(64, 4, 1024)
 @dataclass(slots=True)
 class _State:
     """What is known of one sample. idle: rounds since its last draft; probe_at: of them, when it
-    gets probe_size all the same. is_new, is_behind: a draft model has read nothing of it, or not
-    what came last; is_idle: it got no draft in this round. grades: of the drafts under way;
-    expected: its tokens in this round, and the step's seconds, where they were chosen here."""
+    gets probe_size all the same; gave_up: only a probe can win it back. is_new, is_behind: a draft
+    model has read nothing of it, or not what came last; is_idle: it got no draft in this round.
+    grades: of the drafts under way; expected: its tokens in this round, and the step's seconds,
+    where they were chosen here."""
 
     rates: AcceptanceRates
     probe_at: int
     probe_size: int = 1
     idle: int = 0
     is_probe: bool = False
+    gave_up: bool = False
     is_new: bool = True
     is_idle: bool = False
     is_behind: bool = False
@@ -158,7 +160,9 @@ class AdaptiveController:
             state.is_probe, state.is_behind = False, state.is_idle
             if count:
                 state.idle, state.probe_at, state.probe_size = 0, self._probing.first, 1
+                state.gave_up = False
             elif graded:
+                state.gave_up = True
                 count = plan.counts[index] = min(self._probe(state), len(graded))
             state.is_idle = count == 0
             state.grades = graded[:count]
@@ -177,10 +181,8 @@ class AdaptiveController:
     def _is_hopeful(self, states: list[_State], grades: list[list[int]]) -> bool:
         """Whether a draft might pay after all: if α is somewhat better than it looks, or if there
         is a fair chance and too little was measured (one hiccup could have done it)."""
-        chance = max(
-            (s.rates.hopeful_rate(g[0]) for s, g in zip(states, grades, strict=True) if g),
-            default=0.0,
-        )
+        asked = [(s, g[0]) for s, g in zip(states, grades, strict=True) if g and not s.gave_up]
+        chance = max((state.rates.hopeful_rate(grade) for state, grade in asked), default=0.0)
         samples = self._steps if self._is_free else self._drafting
         if samples.num_samples < _SURE and chance >= _FAIR:
             return True
