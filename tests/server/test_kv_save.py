@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,17 @@ def test_the_next_server_has_what_the_last_one_saved(save_dir: Path) -> None:
     with serving(*flags) as server:
         cold = server.json("/v1/completions", body)
         assert f"{directory} holds no saved prefixes." in server.log()
+        stream = {**body, "prompt": PROMPT[9:], "max_tokens": 64, "stream": True}
+        with server.http.stream("POST", "/v1/completions", json=stream) as running:
+            lines = running.iter_lines()
+            next(lines)
+            saved = server.json("/cache/save", {})
+            assert any("[DONE]" in line for line in lines)
+        assert saved["saved"] is True
+        assert saved["reason"] is None
+        assert saved["positions"] >= cold["usage"]["prompt_tokens"]
+        [path] = directory.glob("*.prefixes")
+        assert path.stat().st_size == saved["bytes"]
         assert server.stop() == 0
         assert f"saved to {directory}: " in server.log()
     with serving(*flags) as server:
@@ -32,6 +44,8 @@ def test_the_next_server_has_what_the_last_one_saved(save_dir: Path) -> None:
         num_prompt = warm["usage"]["prompt_tokens"]
         assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] == num_prompt - 1
         assert warm["choices"] == cold["choices"]
+        server.process.send_signal(signal.SIGTERM)  # twice: who hurries gets no new save, no harm
+        server.process.send_signal(signal.SIGTERM)
     generate = [
         sys.executable, "-m", "headrace.cli.main", "generate", "smollm2-135m", "--json", "-p",
         PROMPT, "-n", "8", "--temp", "0", "--kv-save", str(directory),

@@ -27,7 +27,7 @@ from headrace.server.errors import ApiError, api_error
 from headrace.server.exposition import Exposition
 from headrace.server.middleware import Entrance
 from headrace.server.observer import Observer
-from headrace.server.protocol.cache import PinRequest, ReleaseRequest, ResetRequest
+from headrace.server.protocol.cache import PinRequest, ReleaseRequest, ResetRequest, SaveRequest
 from headrace.server.protocol.chat import ChatRequest
 from headrace.server.protocol.completion import CompletionRequest
 from headrace.server.protocol.embedding import EmbeddingRequest
@@ -79,10 +79,11 @@ POST: dict[str, tuple[Route, type[BaseModel]]] = {
     "/cache/pin": (cache.pin, PinRequest),
     "/cache/release": (cache.release, ReleaseRequest),
     "/cache/reset": (cache.reset, ResetRequest),
+    "/cache/save": (cache.save, SaveRequest),
     "/reset_prefix_cache": (cache.reset, ResetRequest),
 }
 #: Of these, those whose body may be missing.
-OPTIONAL_BODY = frozenset({"/cache/reset", "/reset_prefix_cache"})
+OPTIONAL_BODY = frozenset({"/cache/reset", "/cache/save", "/reset_prefix_cache"})
 #: Routes that do not answer in JSON.
 PLAIN_TEXT = frozenset({"/ping", "/metrics"})
 

@@ -28,6 +28,7 @@ from headrace.server.job import Job
 from headrace.server.loop import EngineLoop, StepResults
 from headrace.server.metrics import RequestMetrics
 from headrace.server.render.cache import CacheAnswer
+from headrace.server.saving import Saves
 from headrace.server.settings import ServeSettings
 from headrace.server.texts import Texts
 
@@ -59,6 +60,7 @@ class Door:
         self._ticker: asyncio.Task[None] | None = None
         self.loop: EngineLoop
         self.looks: CacheLooks
+        self.saves: Saves | None = None  # with --kv-save
         self.account: StepAccount
 
     def warm_up(self) -> None:
@@ -67,7 +69,6 @@ class Door:
         computes nothing."""
         self._compute(self.texts.warm_up()[: self.max_model_len - 1])
         self.account = self._engine.account = StepAccount(self._limits())
-
         if self.engine_config.kv_save is not None:
             self._engine.restore_prefixes(self.engine_config.kv_save)
 
@@ -96,6 +97,8 @@ class Door:
         """Starts the engine's thread; results arrive on the running asyncio loop."""
         self.loop = EngineLoop(self._engine, asyncio.get_running_loop(), self._deliver)
         self.looks = CacheLooks(self.loop)
+        if self.engine_config.kv_save is not None:
+            self.saves = Saves(self.loop, self.engine_config.kv_save)
         self.account.on_step = self.loop.meter.step
         self.loop.start()
         self._ticker = asyncio.create_task(self._tick())

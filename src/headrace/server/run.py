@@ -12,10 +12,8 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
 
 import uvicorn
 
@@ -33,6 +31,7 @@ from headrace.server.context import Context
 from headrace.server.door import Door
 from headrace.server.respond import SHUTDOWN
 from headrace.server.settings import ServeSettings
+from headrace.server.threads import in_thread
 
 _LOG = logging.getLogger("headrace.server")
 
@@ -49,7 +48,6 @@ SEND_BUFFER_BYTES = 64 << 10
 #: Files that are not connections: the model, logs, libraries.
 SPARE_FILES = 64
 
-T = TypeVar("T")
 #: Opens a model and builds its engine; may take long, runs in a thread of its own.
 Load = Callable[[], tuple[OpenModel, Engine]]
 
@@ -179,18 +177,19 @@ class _Run:
                 await self._close(self._context.door)
 
     async def _close(self, door: Door) -> None:
-        """Ends the engine's thread, then saves; the next signal does not wait for that."""
-        door.close()
-        if door.engine_config.kv_save is None:
+        """Ends the engine's thread and saves; the next signal does not wait for that."""
+        if door.saves is None:
+            door.close()
             return
         self._hurried, self.is_busy = False, True
-        saving = asyncio.create_task(in_thread(door.save_prefixes))
+        saving = asyncio.create_task(_save(door))
         while not saving.done() and not self._hurried:
             await asyncio.sleep(0.02)
         if saving.done():
             self.is_busy = False
             saving.result()
         else:
+            door.close()
             _LOG.warning("stopping: the save was not finished; the one before it stays")
 
     async def _open(self) -> None:
@@ -260,26 +259,12 @@ class _Run:
             await asyncio.sleep(0.02)
 
 
-async def in_thread(work: Callable[[], T]) -> T:
-    """Runs work in a thread that a stopping process does not wait for."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[T] = loop.create_future()
-
-    def tell(function: Callable[..., None], value: object) -> None:
-        if not result.done():
-            function(value)
-
-    def run() -> None:
-        told: tuple[Callable[..., None], object]
-        try:
-            told = result.set_result, work()
-        except BaseException as error:
-            told = result.set_exception, error
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(tell, *told)
-
-    threading.Thread(target=run, name="loading", daemon=True).start()
-    return await result
+async def _save(door: Door) -> None:
+    """Lets a save that somebody asked for end, then saves what is cached now."""
+    assert door.saves is not None
+    await door.saves.settle()
+    door.close()
+    await in_thread(door.save_prefixes)
 
 
 def _shown(host: str) -> str:

@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 LIMIT_BYTES = 8 << 30
 #: Files whose stamps are read to say why none of them fits.
 _MAX_LOOKED_AT = 32
+_EMPTY = "There are no prefixes to save."
 
 
 class SavedPrefixes:
@@ -118,32 +119,24 @@ class SavedPrefixes:
     # ---- saving -----------------------------------------------------------------------------
 
     def begin_save(self) -> PrefixSave | SaveReport:
-        """A save to be driven piece by piece; a report where none can begin."""
+        """A save to be driven piece by piece, then ended by `finish` or `give_up`; a report where
+        none can begin."""
         if not self._tree.num_nodes:
-            return SaveReport(reason="There are no prefixes to save.")
+            log.info(_EMPTY)
+            return SaveReport(reason=_EMPTY)
         try:
             writer = SaveWriter(self._path, self._stamp)
         except SaveInProgressError:
-            return SaveReport(
-                reason=f"Another save into {self._directory} is running, so nothing was saved."
+            return _refused(
+                f"Another save into {self._directory} is running, so nothing was saved."
             )
         except OSError as error:
-            return SaveReport(reason=self._unwritable(error))
+            return _refused(self._unwritable(error))
         sizes = [group.block_bytes for group in self._stamp.groups]
         return self.save_type(self._tree.store, self._executor, writer, sizes, self._limit)
 
     def save(self) -> SaveReport:
         """The whole tree at once; never raises for the disk's sake."""
-        began = time.monotonic()
-        report = self._save()
-        if report.reason is None:
-            log.info("saved to %s: %s", self._directory,
-                     _told(report.num_positions, report.num_bytes, began))  # fmt: skip
-        else:
-            log.warning("%s", report.reason)
-        return report
-
-    def _save(self) -> SaveReport:
         save = self.begin_save()
         if isinstance(save, SaveReport):
             return save
@@ -151,21 +144,27 @@ class SavedPrefixes:
             while save.collect():
                 save.write()
         except OSError as error:
-            save.abandon()
-            return SaveReport(reason=self._unwritable(error))
+            return self.give_up(save, error)
         except BaseException:
             save.abandon()
             raise
         return self.finish(save)
 
     def finish(self, save: PrefixSave) -> SaveReport:
-        """Completes a save of which all is collected."""
+        """Completes a save of which all is collected. Any thread."""
         try:
             report = save.finish()
         except OSError as error:
-            return SaveReport(reason=self._unwritable(error))
+            return _refused(self._unwritable(error))
         self._evict()
+        told = _told(report.num_positions, report.num_bytes, save.began_s)
+        log.info("saved to %s: %s", self._directory, told)
         return report
+
+    def give_up(self, save: PrefixSave, error: OSError) -> SaveReport:
+        """Ends a save that could not write; the old file stays."""
+        save.abandon()
+        return _refused(self._unwritable(error))
 
     def _unwritable(self, error: OSError) -> str:
         return f"Prefixes cannot be saved into {self._directory} ({error.strerror})."
@@ -180,6 +179,11 @@ class SavedPrefixes:
                     path.unlink()
             except OSError:
                 continue
+
+
+def _refused(reason: str) -> SaveReport:
+    log.warning("%s", reason)
+    return SaveReport(reason=reason)
 
 
 def _told(num_positions: int, num_bytes: int, began_s: float) -> str:

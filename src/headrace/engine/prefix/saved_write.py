@@ -11,6 +11,7 @@ blocks by their tokens (saved_index.column_keys), never by ids, which change han
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -67,7 +68,8 @@ class _Piece:
 
 
 class PrefixSave:
-    """A save in progress: `finish` or `abandon` ends it. limit_bytes: most bytes of the file."""
+    """A save in progress: `finish` or `abandon` ends it. limit_bytes: most bytes of the file.
+    began_s: on the monotonic clock."""
 
     def __init__(
         self,
@@ -82,6 +84,7 @@ class PrefixSave:
         self._writer = writer
         self._block_bytes = block_bytes
         self._limit = limit_bytes
+        self.began_s = time.monotonic()
         self._nodes = list(by_last_use(store))
         self._next = 0
         self._builder = IndexBuilder(len(block_bytes))

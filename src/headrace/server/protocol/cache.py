@@ -1,4 +1,4 @@
-"""POST /cache/pin, /cache/release, /cache/reset (and vLLM's name of it, /reset_prefix_cache)."""
+"""POST /cache/pin, /cache/release, /cache/save, /cache/reset (vLLM's name: /reset_prefix_cache)."""
 
 from __future__ import annotations
 
@@ -53,3 +53,7 @@ class ResetRequest(RequestBody):
     """Forgets all cached prefixes of all salts."""
 
     pins: bool | None = Field(None, description="true: those that are pinned, too.")
+
+
+class SaveRequest(RequestBody):
+    """Saves all cached prefixes to the server's own directory."""

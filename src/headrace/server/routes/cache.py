@@ -1,4 +1,4 @@
-"""The prefix cache: GET /cache, POST /cache/pin, /cache/release, /cache/reset."""
+"""The prefix cache: GET /cache, POST /cache/pin, /cache/release, /cache/reset, /cache/save."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.server.errors import ApiError, invalid
 from headrace.server.fields import ignored_fields
 from headrace.server.intake.common import check_served
 from headrace.server.intake.pin import read_pin
-from headrace.server.protocol.cache import ReleaseRequest, ResetRequest
+from headrace.server.protocol.cache import ReleaseRequest, ResetRequest, SaveRequest
 from headrace.server.protocol.common import MAX_SALT, parse
 from headrace.server.submit import ignored_header, submit
 
@@ -50,6 +50,27 @@ async def reset(request: Request) -> Response:
     ignored = ignored_fields(body)
     dropped = await door.loop.ask(lambda engine: _reset(engine, pins=body.pins is True))
     return JSONResponse({"reset": True, "positions": dropped}, headers=ignored_header(ignored))
+
+
+async def save(request: Request) -> Response:
+    """Saves the cached prefixes now, where the server keeps them on disk; what runs goes on."""
+    body = parse(SaveRequest, await json_body(request, optional=True))
+    door = open_door(request)
+    check_served(door, body.model)
+    if door.saves is None:
+        raise invalid("The server was started without --kv-save, so there is no place to save to.")
+    report = await door.saves.save()
+    return JSONResponse(
+        {
+            "saved": report.reason is None,
+            "reason": report.reason,
+            "nodes": report.num_nodes,
+            "positions": report.num_positions,
+            "bytes": report.num_bytes,
+            "left_out": report.num_left_out,
+        },
+        headers=ignored_header(ignored_fields(body)),
+    )
 
 
 def _reset(engine: Engine, *, pins: bool) -> int:
