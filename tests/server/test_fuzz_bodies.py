@@ -78,7 +78,7 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/cache/pin": [{"prompt": "a", "ttl": 5}, {"tokens": [1, 2], "cache_salt": "s", "ttl": 0.1},
                    {"messages": [USER], "ttl": 1}],
     "/cache/release": [{"id": "pin-0"}],
-    "/cache/save": [{}],
+    "/cache/save": [{"model": "smollm2-135m"}],
     "/cache/reset": [{"pins": False}, {"pins": True}],
     "/reset_prefix_cache": [{"pins": False}],
 }  # fmt: skip
