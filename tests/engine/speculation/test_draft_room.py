@@ -14,8 +14,8 @@ from headrace.engine.sizing import fair_cap
 
 
 def decoding(bench: Bench, count: int, length: int = 3) -> list[Sequence]:
-    """So many sequences that have drawn their first token."""
-    sequences = [bench.add(length, first=40 * i) for i in range(count)]
+    """So many sequences that have drawn their first token; no two begin alike."""
+    sequences = [bench.add(length, first=40 * bench.num) for _ in range(count)]
     while any(s.num_wanted != 1 or s.num_tokens == length for s in sequences):
         bench.plan()
     return sequences
@@ -115,3 +115,13 @@ def test_a_fair_cap_is_the_highest(wants: list[int], total: int) -> None:
     cap = fair_cap(wants, total)
     assert sum(min(want, cap) for want in wants) <= total
     assert cap == max(wants, default=0) or sum(min(w, cap + 1) for w in wants) > total
+
+
+def test_cached_prefixes_make_way_for_drafts() -> None:
+    """In the long run every block is cached; drafts must not wait for free ones."""
+    bench = Bench(num_blocks=6, caching=True)
+    (old,) = decoding(bench, 1, 15)
+    bench.end(old)
+    (a,) = decoding(bench, 1, 7)
+    assert sum(bench.manager.free_counts) == 0
+    assert step(bench, {a: 6}) == [(1, 7)]
