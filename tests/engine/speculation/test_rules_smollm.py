@@ -124,3 +124,23 @@ def test_first_two_tokens(smol: tuple[Smol, Smol, list[int]], name: str, chain: 
     if name == "rejection":
         assert abs(alpha - sum(min(x, p.get(i, 0.0)) for i, x in q.items())) < 4 * error
     assert alpha < 1
+
+
+def test_a_draft_model_under_the_rejection_rule() -> None:
+    """Rows 37 and 38, the model in fewer bits as its own draft: T = 0 beside T = 1 in one batch,
+    greedy texts and logprobs are the plain ones, and seeds give different texts."""
+    llm = LLM("smollm2-135m", max_model_len=256, draft_model="smollm2-135m", draft_quantize="q4_0")
+    greedy = SamplingParams(temperature=0, max_tokens=24, logprobs=1)
+    params = [greedy, *(greedy.replace(temperature=1.0, seed=seed) for seed in range(10))]
+    plain = llm.generate(TEXT, greedy.replace(speculative="off"))[0].outputs[0]
+    rejecting = [p.replace(acceptance="rejection", num_draft_tokens=3) for p in params]
+    outputs = llm.generate([TEXT] * len(params), rejecting)
+    assert outputs[0].outputs[0].token_ids == plain.token_ids
+    assert outputs[0].outputs[0].logprobs == plain.logprobs
+    assert len({tuple(o.outputs[0].token_ids) for o in outputs[1:]}) >= 8
+    for output in outputs:
+        account = output.metrics.speculation
+        assert account is not None
+        assert 0 < account.num_accepted <= account.num_tested <= account.num_drafted
+        assert output.outputs[0].cumulative_logprob is not None
+        assert np.isfinite(output.outputs[0].cumulative_logprob)
