@@ -44,6 +44,9 @@ def test_the_next_server_has_what_the_last_one_saved(save_dir: Path) -> None:
         num_prompt = warm["usage"]["prompt_tokens"]
         assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] == num_prompt - 1
         assert warm["choices"] == cold["choices"]
+        told = server.json("/cache")["restored"]
+        assert told["reason"] is None
+        assert told["positions"] >= num_prompt
         server.process.send_signal(signal.SIGTERM)  # twice: who hurries gets no new save, no harm
         server.process.send_signal(signal.SIGTERM)
     generate = [

@@ -1,7 +1,7 @@
 """A seeded request answers the same bits alone and amid 31 neighbours.
 
-The neighbours differ in prompt, length, sampling and manners: some stream, some leave in the
-middle, some come late. The request under test joins while they run.
+The neighbours differ in prompt, length, sampling, guesses and manners: some stream, some leave in
+the middle, some come late. The request under test joins while they run.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
         "presence_penalty": 0.5, "top_k": 50, "top_p": 0.9, "stop": ["\n\n"]}),
     "a long prompt in chunks": (COMPLETIONS, {
         "prompt": LONG, "logprobs": 3, "echo": True, "max_tokens": 16}),
+    "guesses": (COMPLETIONS, {
+        "prompt": "one two three four, one two three four, one two", "logprobs": 2, "n": 2,
+        "max_tokens": 40, "speculative": {"method": "ngram", "num_draft_tokens": 4}}),
     "a schema": (CHAT, {
         "messages": [{"role": "user", "content": "A mill as JSON."}], "logprobs": True,
         "max_tokens": 48, "response_format": {"type": "json_schema", "json_schema": {
@@ -66,6 +69,9 @@ async def neighbour(http: httpx.AsyncClient, number: int) -> None:
     body: dict[str, Any] = {
         "prompt": text, "max_tokens": 20 + number * 5 % 60, "ignore_eos": True,
         "temperature": number % 3 / 2, "n": 1 + (number % 8 == 0), "logprobs": number % 4 or None,
+        "speculative": [None, "ngram", {"num_draft_tokens": 2}, {"acceptance": "rejection"}][
+            number % 4
+        ],
     }  # fmt: skip
     await asyncio.sleep(number % 5 * 0.01)
     if number % 3 == 0:

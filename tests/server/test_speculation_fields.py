@@ -110,6 +110,22 @@ def test_a_stream_brings_several_tokens_at_once(smollm2: LiveServer) -> None:
     assert gaps_s == pytest.approx(change.of("request_decode_time_seconds_sum"), rel=0.02)
 
 
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+def test_other_streams_join_to_the_whole_too(smollm2: LiveServer, path: str) -> None:
+    body = asked(path, temperature=0.4, seed=8, speculative=THREE)
+    whole = smollm2.json(path, body)
+    assert counts(whole)[1] > 0
+    stream = smollm2.post(path, {**body, "stream": True})
+    events = [json.loads(line[6:]) for line in stream.text.splitlines() if line[:7] == "data: {"]
+    if path == CHAT:
+        pieces = [event["choices"][0]["delta"].get("content", "") for event in events]
+        want = whole["choices"][0]["message"]["content"]
+    else:
+        pieces = [e["delta"] for e in events if e["type"] == "response.output_text.delta"]
+        want = whole["output"][0]["content"][0]["text"]
+    assert "".join(pieces) == want
+
+
 def test_metrics_and_the_log_count_what_answers_say(smollm2: LiveServer) -> None:
     change = Change(smollm2)
     name = "a-name-of-its-own"
