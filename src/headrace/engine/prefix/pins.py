@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ class Pin:
     holds. expires_s: on the caller's clock, None = never."""
 
     pin_id: str
-    tokens: tuple[int, ...]
+    tokens: array[int]
     salt: str
     blocks: SequenceBlocks
     expires_s: float | None
@@ -68,7 +69,7 @@ class Pins:
             raise UsageError("Nothing of this prefix is in the cache: compute it first.")
         blocks = self._tree.share(match)
         pin_id = f"pin-{secrets.token_hex(12)}"
-        pin = Pin(pin_id, tuple(tokens[: match.num_stored]), salt, blocks, expires_s)
+        pin = Pin(pin_id, array("i", tokens[: match.num_stored]), salt, blocks, expires_s)
         self._pins[pin_id] = pin
         if expires_s is not None:
             self._next_end_s = min(self._next_end_s, expires_s)
