@@ -3,6 +3,8 @@ logit, is that of plain decoding, whoever guessed and however well."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from headrace.engine.params import SamplingParams
 from headrace.verify.probe import GREEDY, Run, run_requests
 from headrace.verify.result import RungResult, difference
@@ -13,7 +15,7 @@ _OUTPUT = 24
 _SEEDED = SamplingParams(
     temperature=0.8, top_k=40, top_p=0.95, max_tokens=_OUTPUT, ignore_eos=True, seed=21
 )
-_GREEDY = GREEDY.replace(max_tokens=_OUTPUT)
+_BOTH = (GREEDY.replace(max_tokens=_OUTPUT), _SEEDED)
 
 
 def from_ngrams(subject: Subject) -> RungResult:
@@ -27,38 +29,39 @@ def from_draft_model(subject: Subject) -> RungResult:
 
 
 def _guessed(subject: Subject, kind: str, name: str) -> RungResult:
-    """One request, and sixteen of which every fourth does not speculate."""
-    error, accepted, tested, batches = 0.0, 0, 0, []
-    for size in (1, 16):
-        prompts = _prompts(subject, size)
-        for params in (_GREEDY, _SEEDED):
-            plain = run_requests(*subject.engine(max_num_seqs=16), prompts, params)
-            each = [
-                params.replace(
-                    speculative="off" if i % 4 == 3 else kind, num_draft_tokens=1 + i * 3 % 8
-                )
-                for i in range(1, size + 1)
-            ]
-            engine = subject.engine(max_num_seqs=16, speculative=kind)
-            run = run_requests(*engine, prompts, each)
-            error = max(error, _difference(plain, run))
-            total = engine[0].speculator.total
-            accepted += total.num_accepted
-            tested += total.num_tested
-            batches.append(f"{total.num_accepted}/{total.num_tested}")
-    detail = f"accepted/tested, 1 and 16 requests, greedy and seeded: {', '.join(batches)}"
-    return RungResult.judge(name, error, accepted if tested else 0, detail)
+    """One greedy request, one seeded, and sixteen of both kinds of which every fourth does not
+    speculate."""
+    error, accepted, shares = 0.0, 0, []
+    for label, count, first in (("greedy", 1, 0), ("seeded", 1, 1), ("16", 16, 0)):
+        prompts, params = _prompts(subject, count), [_BOTH[(first + i) % 2] for i in range(count)]
+        plain = subject.once(f"plain {label}", partial(_plain, subject, prompts, params))
+        each = [
+            own.replace(speculative="off" if i % 4 == 2 else kind, num_draft_tokens=1 + i * 3 % 8)
+            for i, own in enumerate(params, start=3)
+        ]
+        engine, probe = subject.engine(max_num_seqs=16, speculative=kind)
+        run = run_requests(engine, probe, prompts, each)
+        error = max(error, _difference(plain, run))
+        total = engine.speculator.total
+        accepted += total.num_accepted
+        shares.append(f"{label} {total.num_accepted}/{total.num_tested}")
+    return RungResult.judge(name, error, accepted, f"accepted/tested: {', '.join(shares)}")
+
+
+def _plain(subject: Subject, prompts: list[list[int]], params: list[SamplingParams]) -> Run:
+    return run_requests(*subject.engine(max_num_seqs=16), prompts, params)
 
 
 def _prompts(subject: Subject, count: int) -> list[list[int]]:
-    """Texts that repeat themselves, so that there is something to look up, and end near the borders
-    of tiles and windows, so that drafts cross them."""
+    """Texts that repeat themselves, so that there is something to look up, and end right before the
+    border of a tile, the first and the ninth before that of a window, so that drafts cross it."""
     text = subject.workload.text
     windows = [g.window for g in subject.program.kv_groups if g.window is not None]
-    ends = [TILE - 7, *(w - 5 for w in windows)]
+    edges = windows or [TILE]
     prompts = []
     for i in range(count):
-        end = min(ends[i % len(ends)] + i, len(text) - 1)
+        edge = TILE if i % 8 else edges[i // 8 % len(edges)]
+        end = min(edge - 6 + i, len(text) - 1)
         part = text[i : i + (end * 2 + 2) // 3]
         prompts.append([*part, *part][:end])
     return prompts

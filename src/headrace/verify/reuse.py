@@ -51,15 +51,14 @@ def turns(subject: Subject) -> list[list[int]]:
 def hits(subject: Subject) -> RungResult:
     """A prompt computed from nothing = found in the tree: whole, at block borders and beside them,
     left inside a block, after a part of it was evicted; greedy and seeded."""
-    prompts = turns(subject)
     error, cached = 0.0, 0
-    for params in _BOTH:
-        engine, probe = subject.engine(enable_prefix_caching=True)
-        for prompt in prompts:
-            warm, request = _one(engine, probe, prompt, params)
-            cached += request.num_cached_tokens
-            error = max(error, _against_cold(subject, prompt, params, warm))
-    again, evicted, again_error = _reentered(subject, prompts[0])
+    engine, probe = subject.engine(enable_prefix_caching=True)
+    for number, prompt in enumerate(turns(subject)):
+        params = _BOTH[number % 2]
+        warm, request = _one(engine, probe, prompt, params)
+        cached += request.num_cached_tokens
+        error = max(error, _against_cold(subject, prompt, params, warm))
+    again, evicted, again_error = _reentered(subject, turns(subject)[0])
     detail = f"{cached + again} cached tokens, {evicted} evicted before"
     events = cached if again and evicted else 0
     return RungResult.judge("cold = prefix hit", max(error, again_error), events, detail)

@@ -57,7 +57,7 @@ class Subject:
     draft: Program | None = None
     weights: PackedWeights | None = None
     draft_weights: PackedWeights | None = None
-    _alone: dict[int, Run] = field(default_factory=dict)
+    _runs: dict[str, Run] = field(default_factory=dict)
 
     @cached_property
     def workload(self) -> Workload:
@@ -186,9 +186,14 @@ class Subject:
         """The long text in one chunk, then greedy tokens: what most rungs compare with."""
         return run_requests(*self.engine(self.workload.edges), [self.workload.text])
 
+    def once(self, name: str, run: Callable[[], Run]) -> Run:
+        """What run() gives, computed when the name is first asked for: more rungs than one compare
+        with it."""
+        if name not in self._runs:
+            self._runs[name] = run()
+        return self._runs[name]
+
     def alone(self, short: int) -> Run:
         """A short prompt by itself, then greedy tokens."""
-        if short not in self._alone:
-            engine, probe = self.engine()
-            self._alone[short] = run_requests(engine, probe, [self.workload.shorts[short]])
-        return self._alone[short]
+        prompts = [self.workload.shorts[short]]
+        return self.once(f"alone {short}", lambda: run_requests(*self.engine(), prompts))
