@@ -8,9 +8,11 @@
     random        random text, where guessing is in vain: n-gram, automatic against plain
     random-small  the same with a small model, whose steps are short
     random-draft  the same with the draft model
+    lookup        n-gram lookup alone: entering a prompt, a proposal where nothing repeats, one of
+                  15 tokens in a copy; without a model
 
 What is compared takes turns within a run, and results are medians over runs; one run of a part
-takes about a minute. --into FILE adds the runs to those that the file holds, so that a measurement
+takes about a minute, of draft (one of four prompts) 20 s. --into FILE adds the runs to those that the file holds, so that a measurement
 can be spread over quiet moments; with no part named, the file is only summed up. --check fails when
 an aim does not hold. Every run also checks that the text is that of plain decoding.
 
@@ -39,6 +41,8 @@ from headrace.bench.cases import prompt_ids
 from headrace.bench.host import cpu_name, git_commit
 from headrace.engine.model import open_model
 from headrace.engine.outputs import RequestOutput
+from headrace.engine.speculation.copying import CopyTracker
+from headrace.engine.speculation.ngram_index import NgramIndex
 from headrace.native import _core
 
 #: The file to be rewritten: a module of Python 3.11's library. Another Python has another text.
@@ -63,10 +67,12 @@ CODE = (
     "example queries.",
 )
 CODE_TOKENS = 96
+WARM_UP = "Write a Python class for a bounded queue, and unit tests for it."
 GAMMAS = (1, 2, 3, 4, 5)
 
 #: Requests of a run, ids of each prompt, tokens drawn behind them, at what temperature.
 RANDOM_PROMPTS, RANDOM_LENGTH, RANDOM_TOKENS, RANDOM_TEMPERATURE = 4, 64, 192, 1.5
+LOOKUP_TOKENS = 8000
 COST_CONTEXT = 256  # positions behind which c and v are measured
 COST_REPETITIONS = 5
 
@@ -79,6 +85,7 @@ LIMITS: dict[str, tuple[str, float]] = {
     "random_auto_of_plain": ("≥", 0.97),
     "random-small_auto_of_plain": ("≥", 0.97),
     "random-draft_auto_of_plain": ("≥", 0.97),
+    "lookup_enter_ms": ("≤", 2),
     "texts_that_differ": ("≤", 0),
 }
 
@@ -92,6 +99,7 @@ class Options:
     draft: str
     small: str
     threads: int
+    first: int
 
 
 # ---- one run of each part -----------------------------------------------------------------------
@@ -130,29 +138,23 @@ def draft(options: Options) -> Iterator[Samples]:
     ways: dict[str, dict[str, Any]] = {"plain": {"speculative": "off"}}
     ways |= {f"γ{n}": {"speculative": "draft", "num_draft_tokens": n} for n in GAMMAS}
     ways["auto"] = {"speculative": "draft"}
-    for way in ways.values():  # whatever happens once
-        _chat(llm, CODE[0], params.replace(max_tokens=8, **way))
-    while True:
-        seconds = dict.fromkeys(ways, 0.0)
+    _chat(llm, WARM_UP, params.replace(max_tokens=16, **ways["plain"]))
+    _chat(llm, WARM_UP, params.replace(**ways["auto"]))  # the controller has seen one request
+    for number in itertools.count(options.first):
+        index = number % len(CODE)
         found: Samples = {"texts_that_differ": [0]}
-        for number, prompt in enumerate(CODE):
-            plain = None
-            order = list(ways)
-            for name in order[number:] + order[:number]:
-                output = _chat(llm, prompt, params.replace(**ways[name]))
-                seconds[name] += output.metrics.decode_s or 0.0
-                plain = output if plain is None else plain
-                found["texts_that_differ"][0] += _differ(plain, output)
-                account = output.metrics.speculation
-                if account is not None:
-                    for what in ("tested", "accepted", "rounds", "drafted"):
-                        counted = getattr(account, f"num_{what}")
-                        found.setdefault(f"draft_{name}_{what}", [0])[0] += counted
-            for name, ratios in costs.measure().items():
-                found.setdefault(name, []).extend(ratios)
-        for name, took in seconds.items():
-            found[f"draft_{name}_tok_per_s"] = [len(CODE) * (CODE_TOKENS - 1) / took]
-        yield found
+        plain = None
+        order = list(ways)
+        for name in order[number % len(order) :] + order[: number % len(order)]:
+            output = _chat(llm, CODE[index], params.replace(**ways[name]))
+            found[f"draft_{name}_s@{index}"] = [output.metrics.decode_s or 0.0]
+            plain = output if plain is None else plain
+            found["texts_that_differ"][0] += _differ(plain, output)
+            account = output.metrics.speculation
+            if account is not None:
+                for what in ("tested", "accepted", "rounds", "drafted"):
+                    found[f"draft_{name}_{what}"] = [getattr(account, f"num_{what}")]
+        yield found | costs.measure()
 
 
 class _Costs:
@@ -223,13 +225,35 @@ def _random(part: str, model: str, speculative: str, options: Options) -> Iterat
         yield found
 
 
+def lookup(options: Options) -> Iterator[Samples]:
+    """Microseconds of prompt lookup; its memory."""
+    ids = prompt_ids(150_000, LOOKUP_TOKENS + 2000)
+    while True:
+        tracker, tokens = CopyTracker(), ids[:LOOKUP_TOKENS]
+        began = time.perf_counter()
+        tracker.propose(tokens, 15)
+        entered = time.perf_counter() - began
+        found: Samples = {"lookup_enter_ms": [1e3 * entered]}
+        for name, following in (("miss", ids[LOOKUP_TOKENS:]), ("copy", ids[:2000])):
+            times = []
+            for token in following:
+                tokens.append(token)
+                began = time.perf_counter()
+                tracker.propose(tokens, 15)
+                times.append(time.perf_counter() - began)
+            found[f"lookup_{name}_us"] = [1e6 * statistics.median(times)]
+        index = NgramIndex(ids[:LOOKUP_TOKENS])
+        found["lookup_bytes_per_token"] = [index.num_bytes / LOOKUP_TOKENS]
+        yield found
+
+
 def _random_prompt(llm: LLM, number: int) -> list[int]:
     return prompt_ids(llm.model.tokenizer.num_ids, RANDOM_LENGTH, number + 1)
 
 
 PARTS: dict[str, Callable[[Options], Iterator[Samples]]] = {
     "edit": edit, "draft": draft, "random": random_text, "random-small": random_small,
-    "random-draft": random_draft,
+    "random-draft": random_draft, "lookup": lookup,
 }  # fmt: skip
 
 
@@ -283,7 +307,12 @@ def results(samples: Samples) -> dict[str, float]:
     ):
         if found.get(f"{part}_tested"):
             found[f"{part}_alpha"] = found[f"{part}_accepted"] / found[f"{part}_tested"]
-    if "draft_c" in found:
+    for name in ("plain", *(f"γ{n}" for n in GAMMAS), "auto"):
+        keys = [f"draft_{name}_s@{index}" for index in range(len(CODE))]
+        if all(key in found for key in keys):
+            seconds = sum(found[key] for key in keys)
+            found[f"draft_{name}_tok_per_s"] = len(CODE) * (CODE_TOKENS - 1) / seconds
+    if "draft_plain_tok_per_s" in found:
         found |= _predictions(found)
     return found
 
@@ -327,7 +356,8 @@ def conditions(options: Options) -> dict[str, str]:
         "python": sys.version.split()[0],
         "edited file": f"{SOURCE.name}, sha256 {digest[:12]}"
         + ("" if digest == SOURCE_SHA256 else ", not that of Python 3.11"),
-        "time": "decoding only (edit, draft), whole requests (random); model loaded, warmed up",
+        "time": "decoding only (edit, draft), whole requests (random); model loaded, warmed up, in draft "
+        "with one automatic request of another prompt",
     }  # fmt: skip
 
 
@@ -347,6 +377,7 @@ def main() -> None:
     parser.add_argument("--small", default="smollm2-135m", help="of random-small")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--runs", type=int, default=1, help="of each part")
+    parser.add_argument("--first", type=int, default=0, help="prompt of the first run of draft")
     parser.add_argument("--into", type=Path, help="adds the runs to this file's")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--check", action="store_true", help="exit 1 when an aim does not hold")
@@ -354,7 +385,7 @@ def main() -> None:
     unknown = sorted(set(given.parts) - set(PARTS))
     if unknown:
         parser.error(f"no such part: {', '.join(unknown)}")
-    options = Options(given.model, given.draft, given.small, given.threads)
+    options = Options(given.model, given.draft, given.small, given.threads, given.first)
     samples: Samples = {}
     if given.into is not None and given.into.exists():
         samples = json.loads(given.into.read_text())["samples"]

@@ -33,6 +33,11 @@ class NgramIndex:
         """Tokens entered."""
         return len(self._previous)
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of both tables."""
+        return sum(table.itemsize * len(table) for table in (self._heads, self._previous))
+
     def add(self, tokens: list[int]) -> None:
         """Enters the token behind those that are in; there must be one."""
         place = len(self._previous)
