@@ -12,9 +12,10 @@
                   15 tokens in a copy; without a model
 
 What is compared takes turns within a run, and results are medians over runs; one run of a part
-takes about a minute, of draft (one of four prompts) 20 s. --into FILE adds the runs to those that the file holds, so that a measurement
-can be spread over quiet moments; with no part named, the file is only summed up. --check fails when
-an aim does not hold. Every run also checks that the text is that of plain decoding.
+takes about a minute, of draft (one of four prompts) 20 s. --into FILE adds the runs to those that
+the file holds, so that a measurement can be spread over quiet moments; with no part named, the file
+is only summed up. --check fails when an aim does not hold. Every run also checks that the text is
+that of plain decoding.
 
 The workloads were fixed before they were first run and belong to no tuning.
 """
@@ -356,8 +357,8 @@ def conditions(options: Options) -> dict[str, str]:
         "python": sys.version.split()[0],
         "edited file": f"{SOURCE.name}, sha256 {digest[:12]}"
         + ("" if digest == SOURCE_SHA256 else ", not that of Python 3.11"),
-        "time": "decoding only (edit, draft), whole requests (random); model loaded, warmed up, in draft "
-        "with one automatic request of another prompt",
+        "time": "decoding only (edit, draft), whole requests (random); model loaded, warmed up, "
+        "in draft with one automatic request of another prompt",
     }  # fmt: skip
 
 
