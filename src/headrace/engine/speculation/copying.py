@@ -103,15 +103,14 @@ class CopyTracker:
         self._catch_up(tokens)
         if self._source < 0:
             return [], []
-        if len(tokens) - self._source < limit and self._rule is None and self._run >= _LOOP:
-            self._step_back(tokens, limit)
         drafts: list[int] = []
         grades: list[int] = []
-        source, rule, at, run = self._source, self._rule, self._rule_at, self._run
+        rule, at, run = self._rule, self._rule_at, self._run
+        source = self._source if rule else self._roomy_source(tokens, limit)
         end = len(tokens)
         while len(drafts) < limit and source < end:
             if rule is None and self._rules:
-                rule, at = self._rule_for(tokens, source), 0
+                rule, at = self._rule_for(tokens, source, end), 0
             if rule is not None:
                 new = rule.new[at : at + limit - len(drafts)]
                 drafts += new
@@ -159,7 +158,11 @@ class CopyTracker:
         if source >= place:  # the match ran into the end of the text
             return False
         rule = self._rule
-        if rule is None and self._rules and (rule := self._rule_for(tokens, source)) is not None:
+        if (
+            rule is None
+            and self._rules
+            and (rule := self._rule_for(tokens, source, place)) is not None
+        ):
             self._rule, self._rule_at = rule, 0
         if rule is None:
             if token == tokens[source]:
@@ -212,22 +215,26 @@ class CopyTracker:
         self._source = found + 1 if found >= 0 else -1
         self._blind = False
 
-    def _step_back(self, tokens: list[int], room: int) -> None:
-        """A text that repeats itself was matched with its own end, and little is known behind that:
-        follows an earlier time round."""
+    def _roomy_source(self, tokens: list[int], room: int) -> int:
+        """The place to copy from. A text that repeats itself was matched with its own end, and
+        little is known behind that: then that of an earlier time round."""
         assert self._index is not None
-        found, length = self._index.longest_match(
-            tokens, max_length=_LOOP, max_places=_MAX_PLACES, max_room=room
-        )
-        if length == _LOOP and found + 1 < self._source:
-            self._source = found + 1
+        if len(tokens) - self._source < room and self._run >= _LOOP:
+            found, length = self._index.longest_match(
+                tokens, max_length=_LOOP, max_places=_MAX_PLACES, max_room=room
+            )
+            if length == _LOOP and found + 1 < self._source:
+                return found + 1
+        return self._source
 
     # ---- rules ------------------------------------------------------------------------------
 
-    def _rule_for(self, tokens: list[int], source: int) -> _Rule | None:
+    def _rule_for(self, tokens: list[int], source: int, end: int) -> _Rule | None:
+        """The rule for what stands at `source`, in front of `end`."""
         for rule in self._rules.get(tokens[source], ()):
             old = rule.old
-            if tokens[source : source + len(old)] == old and rule.applies(tokens[source - 1]):
+            stop = source + len(old)
+            if stop <= end and tokens[source:stop] == old and rule.applies(tokens[source - 1]):
                 return rule
         return None
 
