@@ -235,6 +235,34 @@ def test_pools_of_a_few_blocks_cost_drafts_and_nothing_else(keeps: bool) -> None
         assert drafted > 20
 
 
+def test_an_unsure_draft_ends_where_it_was_told_to() -> None:
+    """By how sure the model is of a row, not by what was drawn from it: also for the rejection
+    rule."""
+    engine = make_engine(ToyModel(), max_num_seqs=8)
+    drafter = draft_model(engine, model := Worse())
+    for seed in range(4):
+        params = SamplingParams(temperature=seed / 3, seed=seed, max_tokens=40)
+        engine.add([seed, 2], params)
+    engine.step()
+    lengths = set()
+    while engine.has_work:
+        asks = [Ask(g, 9, i == 3, 0.03**i) for i, g in enumerate(decoding(engine))]
+        for ask, draft in zip(asks, drafter.propose(asks), strict=True):
+            if not ask.wants_distributions:
+                whole = expected(model, ask)
+                assert draft.tokens == whole[: len(draft.tokens)]
+            history, chance, count = list(ask.generation.sequence.tokens), 1.0, 0
+            while count < 9 and chance >= ask.least_chance:
+                weights = np.exp(model.logits(history).astype(np.float64))
+                chance *= weights.max() / weights.sum()
+                history += draft.tokens[count : count + 1]
+                count += 1
+            assert len(draft.tokens) == count
+            lengths.add(count)
+        engine.step()
+    assert len(lengths) > 2
+
+
 def test_what_others_have_computed_is_not_computed_again() -> None:
     engine = make_engine(ToyModel(), max_num_seqs=8, budget=64, prefix_caching=True)
     drafter = draft_model(engine, model := ToyModel())

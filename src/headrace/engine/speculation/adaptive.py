@@ -36,6 +36,7 @@ _KNOWN, _WELL_KNOWN = 1.5, 3  # fresh samples of a number of rows
 _COMMON, _NOTE_EVERY = 6, 8  # with so many fresh samples, every eighth step is noted
 _SURE = 8  # samples, below which nothing is given up that has a fair chance
 _FAIR = 0.5
+_LOWEST, _HIGHEST = 0.2, 0.9  # chance below which a draft model is told to stop
 _FOLLOW_UP = 2  # drafts of the probe right after one that was accepted
 
 
@@ -98,6 +99,7 @@ class AdaptiveController:
         self._num_rounds = 0  # with drafts
         self._num_steps = 0
         self._num_running = 1
+        self.least_chance = 0.0
 
     # ---- Controller -------------------------------------------------------------------------
 
@@ -168,7 +170,18 @@ class AdaptiveController:
             state.grades = graded[:count]
             if self._steps.num_samples:
                 state.expected = (1 + sum(chances[index][:count]), plan.seconds)
+        self.least_chance = self._least_chance(plan)
         return plan.counts
+
+    def _least_chance(self, plan: DraftPlan) -> float:
+        """Of a further draft, to be worth its time: what it costs, in tokens at the plan's rate."""
+        if self._is_free or not any(plan.counts):
+            return 0.0
+        rows = self._num_running + sum(plan.counts)
+        drafting = sum(count > 0 for count in plan.counts)
+        more_s = self._times.step(rows + 1) - self._times.step(rows)
+        more_s += self._times.drafting(1) / drafting
+        return max(_LOWEST, min(more_s * plan.tokens / plan.seconds, _HIGHEST))
 
     def _probe(self, state: _State) -> int:
         state.idle += 1
@@ -249,7 +262,9 @@ class AdaptiveController:
                 state.probe_at, state.probe_size = min(later, self._probing.last), 1
         if cost.is_decode:
             gains = self._gains_of(round_)
-            gains.note(round_, cost, self._times, state.expected)
+            # A draft model that stopped where it was unsure did not draft what was chosen here.
+            as_chosen = self._is_free or round_.num_drafted == len(state.grades)
+            gains.note(round_, cost, self._times, state.expected if as_chosen else None)
         state.expected = None
 
 

@@ -35,6 +35,11 @@ class Controller(Protocol):
         """γ for each ask, 0 … ask.limit. num_running: sequences that run, these included."""
         ...
 
+    @property
+    def least_chance(self) -> float:
+        """Of the asks that num_drafts has just decided on; see Ask."""
+        ...
+
     def cut(self, asks: Sequence[Ask], drafts: Sequence[Draft]) -> None:
         """Shortens drafts that are not worth their rows; called with what the drafter made of the
         asks of `num_drafts`, before scheduling. Looks at lengths and grades only."""
@@ -52,6 +57,8 @@ class Controller(Protocol):
 
 class FixedController:
     """γ drafts for everybody, always."""
+
+    least_chance = 0.0
 
     def __init__(self, num_drafts: int) -> None:
         self._num_drafts = num_drafts

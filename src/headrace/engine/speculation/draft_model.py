@@ -10,6 +10,7 @@ Whatever goes wrong here costs drafts and nothing else. It knows no schedule and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -191,12 +192,25 @@ class DraftModel:
             chosen = [row for row, wants in enumerate(kinds) if wants is kind]
             if not chosen:
                 continue
-            drawn = draw(rows if len(chosen) == len(drawing) else rows.some(chosen))
+            some = rows if len(chosen) == len(drawing) else rows.some(chosen)
+            drawn = draw(some)
+            if any(guesses[row].least_chance for row in chosen):
+                self._weigh([guesses[row] for row in chosen], some.logits)
             for row, (token, drawn_from) in zip(chosen, drawn, strict=True):
                 if self._accept(drawing[row], token, drawn_from):
                     plan.sequences.append(drawing[row].sequence)
                     plan.num_new_tokens.append(1)
         return plan
+
+    def _weigh(self, guesses: list[Guess], logits: Logits) -> None:
+        """How sure the draft model is of a row, whatever was drawn from it: the probability of its
+        likeliest token."""
+        scores = sampler.token_logprobs(
+            logits, [0] * len(guesses), 1, self._num_ids, self._executor.pool
+        )
+        for guess, score in zip(guesses, scores, strict=True):
+            if score is not None:
+                guess.chance *= math.exp(score.top[0][1])
 
     def _draw_coupled(self, rows: _Rows) -> list[_Drafted]:
         """With the noise that the target's draws will have."""

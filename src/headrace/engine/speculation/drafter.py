@@ -35,11 +35,14 @@ class Distribution:
 class Ask:
     """One sequence that wants a draft behind generation.sequence.tokens: at most `limit` ≥ 1
     tokens. Read what the generation holds; change nothing (fork its sampler state and constraint
-    to move on). wants_distributions: for the rejection rule."""
+    to move on). wants_distributions: for the rejection rule. least_chance: a draft that would stand
+    with less is not worth its time, and a drafter that can tell stops there; by nothing that
+    depends on how a token was drawn, or the rejection rule is biased."""
 
     generation: Generation
     limit: int
     wants_distributions: bool = False
+    least_chance: float = 0.0
 
 
 @dataclass(slots=True)

@@ -14,8 +14,9 @@ from headrace.engine.speculation.drafter import Ask, Distribution, Draft
 
 class Guess:
     """sequence: the draft model's, whose tokens go on with the draft. limit: most tokens. draft:
-    grows with every `accept`. state: to draw with. wants_distribution: see Ask. Any member may
-    raise what a constraint raises.
+    grows with every `accept`. state: to draw with. chance: that all of it stands, as far as the
+    draft model can tell; least_chance, wants_distribution: see Ask. Any member may raise what a
+    constraint raises.
     """
 
     __slots__ = (
@@ -24,7 +25,9 @@ class Guess:
         "_end_ids",
         "_limit",
         "_sequence",
+        "chance",
         "draft",
+        "least_chance",
         "state",
         "wants_distribution",
     )
@@ -35,6 +38,8 @@ class Guess:
         self._sequence = sequence
         self._limit = limit
         self.draft = draft
+        self.chance = 1.0
+        self.least_chance = ask.least_chance
         self.wants_distribution = ask.wants_distributions
         if self.wants_distribution:
             draft.distributions = []
@@ -62,7 +67,7 @@ class Guess:
         self.draft.tokens.append(token)
         if drawn_from is not None and self.draft.distributions is not None:
             self.draft.distributions.append(drawn_from)
-        if is_end or len(self.draft.tokens) >= self._limit:
+        if is_end or len(self.draft.tokens) >= self._limit or self.chance < self.least_chance:
             return False
         if self._counts:
             self.state.accept(token)

@@ -149,7 +149,8 @@ class Speculator:
             if limit == ask.limit:
                 wanted.append(ask)
             elif limit:
-                wanted.append(Ask(ask.generation, limit, ask.wants_distributions))
+                least = controller.least_chance
+                wanted.append(Ask(ask.generation, limit, ask.wants_distributions, least))
             else:
                 given.append((ask, Draft([])))
         if not wanted:
