@@ -15,10 +15,13 @@ import tiny_models
 from headrace.engine.config import EngineOptions, Machine, resolve
 from headrace.engine.core import Engine, Vocabulary
 from headrace.engine.params import SamplingParams
+from headrace.engine.prefix.stamp import ModelIdentity
 from headrace.engine.sizing import PoolPlan
 from headrace.formats.checkpoint import open_checkpoint
 from headrace.models.load import load
+from headrace.ops.executor import Executor
 from headrace.ops.kv import KVFormat
+from headrace.ops.native import NativeModel
 
 torch = pytest.importorskip("torch")
 
@@ -61,3 +64,37 @@ def test_engine_on_torch_writes_what_recomputation_writes(name: str, tmp_path: P
         before = range(len(prompt) - 1, len(prompt) + NEW_TOKENS - 1)
         (logits,) = reference.logits([prompt + text], rows=[before])
         assert logits.argmax(dim=1).tolist() == text
+
+
+def test_prefixes_saved_on_torch_are_found_there_and_refused_by_the_native_path(
+    tmp_path: Path, save_dir: Path
+) -> None:
+    from headrace.ops.reference import ReferenceExecutor
+
+    model = load(open_checkpoint(tiny_models.build("gemma3", tmp_path, seed=9)))
+    options = EngineOptions(max_model_len=128, max_num_seqs=2, kv_cache_dtype="f32")
+    config = resolve(options, model.kv_groups, model.max_context, Machine.probe({}))
+
+    def engine_on(executor: Executor) -> Engine:
+        identity = ModelIdentity("tiny", "tiny", "")
+        vocabulary = Vocabulary(num_ids=tiny_models.VOCAB)
+        return Engine(executor, vocabulary, config, identity=lambda: identity)
+
+    def text_of(engine: Engine) -> tuple[int, list[int]]:
+        params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+        request = engine.add([(7 * i + 3) % tiny_models.VOCAB for i in range(45)], params)
+        while engine.has_work:
+            engine.step()
+        return request.num_cached_tokens, list(request.generations[0].token_ids)
+
+    first, second = (engine_on(ReferenceExecutor(model, torch.float64)) for _ in range(2))
+    cached, text = text_of(first)
+    assert cached == 0
+    assert first.save_prefixes(save_dir).reason is None
+    assert second.restore_prefixes(save_dir).reason is None
+    assert text_of(second) == text_of(first)
+    assert text_of(first) == (32, text)  # the window is kept at the last block border of the prompt
+    native = engine_on(NativeModel(model, max_tokens=512, max_requests=2, max_context=128))
+    report = native.restore_prefixes(save_dir)
+    assert report.num_nodes == 0
+    assert "other arithmetic (reference/" in str(report.reason)
