@@ -191,3 +191,14 @@ def test_where_nothing_is_evicted_a_window_costs_no_more_than_its_blocks() -> No
     drawn.check()
     assert drawn.manager.free_counts == (6,)
     assert max(drawn.pool.tree_counts) == 2
+
+
+def test_the_picture_of_the_page() -> None:
+    """The example of docs/prefix-cache.md."""
+    drawn = Drawn(None, 6)
+    drawn.leave("abcd efgh ijkl")
+    drawn.leave("abcd efgh ijkl mnop qr")
+    drawn.leave("abcd efgh ijkl mXYZ")
+    assert names(drawn) == ["abcd efgh ijkl", "mXYZ", "mnop qr"]
+    assert [line.split("@")[1] for line in drawn.picture()] == ["12", "16", "18"]
+    assert drawn.found("abcd efgh ijkl mnoZ") == (15, 12, 12)
