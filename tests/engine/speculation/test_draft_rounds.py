@@ -156,6 +156,24 @@ def test_smollm2_by_itself_in_fewer_bits() -> None:
 
 
 @pytest.mark.models
+def test_a_grammar_is_followed_by_a_real_draft_model() -> None:
+    schema = '{"type": "array", "items": {"enum": ["left", "right", 1, 2]}, "maxItems": 6}'
+    params = [
+        SamplingParams(temperature=t, seed=4, max_tokens=24, structured_outputs={"json": schema})  # type: ignore[arg-type]
+        for t in (0, 1.0)
+    ]
+    texts = []
+    for options in ({}, {"draft_model": "smollm2-135m", "num_draft_tokens": 4}):
+        with LLM("smollm2-135m", max_model_len=256, num_threads=2, **options) as llm:  # type: ignore[arg-type]
+            texts.append([o.outputs[0].text for o in llm.generate([TEXTS[2]] * 2, params)])
+            total = llm.engine.speculator.total
+    assert texts[0] == texts[1]
+    assert texts[0][0].startswith("[")
+    assert total.num_accepted > 4
+    assert total.acceptance_rate == 1.0, "the same model under the same mask"
+
+
+@pytest.mark.models
 def test_gemma3_by_itself_in_fewer_bits_across_the_edge_of_its_window() -> None:
     """The windows of both models move on by what was kept, not by what was drafted (fault 14)."""
     long = " ".join(f"{i}: the mill turns and the water runs." for i in range(52))
