@@ -168,7 +168,7 @@ def test_damage(kind: int, damage: Damage, save_dir: Path) -> None:
     whole, name = sound_file(kind)
     rng = random.Random(kind)
     total = 0
-    for _ in range(40):
+    for _ in range(30):
         data = bytearray(whole)
         damage(data, rng)
         _, report = restore(KINDS[kind], data, save_dir, name)

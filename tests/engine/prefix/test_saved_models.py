@@ -26,8 +26,8 @@ pytestmark = pytest.mark.models
 ROOT = Path(__file__).parents[3]
 SMOL, GEMMA = "smollm2-135m", "gemma3-270m"
 TEXT = "The quick brown fox jumps over the lazy dog, and then it sleeps in the sun. "
-#: Over the window of gemma3 (512) and inside it; at a block border, past it, before it.
-LENGTHS = (31, 48, 49, 560)
+#: Over the window of gemma3 (512) and inside it; at a block border and beside it.
+LENGTHS = (31, 48, 540)
 GREEDY = SamplingParams(temperature=0, max_tokens=4, logprobs=3)
 SEEDED = SamplingParams(seed=7, max_tokens=4, logprobs=3)
 
@@ -95,7 +95,7 @@ def test_a_new_process_goes_on_with_the_same_bits(
     saved = llm.engine.saved
     assert saved is not None
     assert saved.reason is None
-    asks = [*prompts, *([*prompt, 5] for prompt in prompts)]
+    asks = [*prompts, [*prompts[-1], 5]]
     asked = subprocess.run(
         [sys.executable, "-c", ASK, name, str(save_dir), json.dumps(asks)],
         env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "HEADRACE_DEBUG_INVARIANTS": "1"},
