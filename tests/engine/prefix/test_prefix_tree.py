@@ -101,6 +101,18 @@ def test_a_leaf_of_one_page_is_replaced_too() -> None:
     assert names(drawn) == ["abX", "abcd", "e", "fgh"]
 
 
+def test_a_sequence_whose_last_block_is_kept_copies_it_before_it_writes_on() -> None:
+    drawn = Drawn()
+    blocks = drawn.compute("abcd ef")
+    assert blocks.num_writable == 8
+    drawn.insert("abcd", blocks)
+    assert blocks.num_writable == 8  # 6 and 7 are still in a block of its own
+    drawn.insert("abcd ef", blocks)
+    assert blocks.num_writable == 0
+    drawn.manager.extend(blocks, 6, 1)
+    assert drawn.manager.take_copies() == [(0, 1, 2)]
+
+
 def test_the_beginning_of_a_page_that_is_there_is_not_inserted() -> None:
     drawn = Drawn()
     drawn.leave("abcd efgh ij")
