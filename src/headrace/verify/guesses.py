@@ -11,11 +11,10 @@ from headrace.verify.result import RungResult, difference
 from headrace.verify.subject import Subject
 from headrace.verify.workload import TILE
 
-_OUTPUT = 24
-_SEEDED = SamplingParams(
-    temperature=0.8, top_k=40, top_p=0.95, max_tokens=_OUTPUT, ignore_eos=True, seed=21
-)
-_BOTH = (GREEDY.replace(max_tokens=_OUTPUT), _SEEDED)
+#: Of one request: so many that catching up on a whole window pays for a draft model. Of sixteen.
+_OUTPUT_ALONE, _OUTPUT = 72, 24
+_SEEDED = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, ignore_eos=True, seed=21)
+_BOTH = (GREEDY, _SEEDED)
 
 
 def from_ngrams(subject: Subject) -> RungResult:
@@ -33,7 +32,9 @@ def _guessed(subject: Subject, kind: str, name: str) -> RungResult:
     speculate."""
     error, accepted, shares = 0.0, 0, []
     for label, count, first in (("greedy", 1, 0), ("seeded", 1, 1), ("16", 16, 0)):
-        prompts, params = _prompts(subject, count), [_BOTH[(first + i) % 2] for i in range(count)]
+        prompts = _prompts(subject, count)
+        output = min(_OUTPUT_ALONE if count == 1 else _OUTPUT, subject.room_behind(prompts))
+        params = [_BOTH[(first + i) % 2].replace(max_tokens=output) for i in range(count)]
         plain = subject.once(f"plain {label}", partial(_plain, subject, prompts, params))
         each = [
             own.replace(speculative="off" if i % 4 == 2 else kind, num_draft_tokens=1 + i * 3 % 8)

@@ -102,6 +102,10 @@ class Subject:
     def max_model_len(self) -> int:
         return min(len(self.workload.text) + OUTPUT_ROOM, self.program.max_context)
 
+    def room_behind(self, prompts: Sequence[list[int]]) -> int:
+        """Tokens that fit behind the longest prompt."""
+        return self.max_model_len - max(map(len, prompts))
+
     def model(self, max_tokens: int, **options: Any) -> NativeModel:
         """A native model on the shared weights."""
         chosen: dict[str, Any] = {
