@@ -235,8 +235,9 @@ def drafting() -> Iterator[LiveServer]:
 
 def test_a_draft_model_of_the_servers_own(drafting: LiveServer) -> None:
     body = asked(COMPLETIONS, temperature=0.5, seed=2)
-    plain = drafting.json(COMPLETIONS, {**body, "speculative": "off"})
-    assert "draft_n" not in plain["timings"]
+    for off in ("off", False, {"method": "off"}):
+        plain = drafting.json(COMPLETIONS, {**body, "speculative": off})
+        assert "draft_n" not in plain["timings"], off
     for wish in (None, True, "draft", {"num_draft_tokens": 2}, THREE):
         answer = drafting.json(COMPLETIONS, {**body, "speculative": wish})
         drafted, accepted = counts(answer)  # without a number, as many as pay: perhaps none
