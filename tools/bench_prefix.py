@@ -126,7 +126,7 @@ def measure(part: str, pair: tuple[Engine, Engine], runs: int) -> Result:
     for number in range(runs):
         last = []
         for engine, seconds in zip(pair, times, strict=True):
-            engine.clear_prefix_cache()
+            engine.cache.clear()
             run = PARTS[part](engine, number + 1)
             seconds += run.seconds
             last.append(run)

@@ -31,7 +31,7 @@ RUN_POSITIONS = 1024
 def fill(llm: LLM, num_bytes: int) -> None:
     """Random sequences in the prefix tree, for so many bytes of KV."""
     engine, rng = llm.engine, np.random.default_rng(1)
-    tree, manager, executor = engine.prefixes.tree, engine.manager, engine.executor
+    tree, manager, executor = engine.cache.tree, engine.manager, engine.executor
     assert tree is not None
     sizes = [executor.read_block(group, 0).size for group in range(manager.num_groups)]
     used = 0
@@ -60,26 +60,26 @@ def main() -> None:
     make = partial(native_executor, weights=executor.weights)
     fill(first, num_bytes)
     began = time.monotonic()
-    first.engine.saved_prefixes(directory)
+    first.engine.cache.saved_in(directory)
     print(f"hash of the model: {time.monotonic() - began:.3f} s")
     saves, lasting, restores = [], [], []
     for _ in range(3):
         fsync, saved_file.os.fsync = os.fsync, lambda file: None
         began = time.monotonic()
-        report = first.engine.save_prefixes(directory)
+        report = first.engine.cache.save(directory)
         saves.append(report.num_bytes / (time.monotonic() - began))
         saved_file.os.fsync = fsync
         assert report.reason is None, report.reason
         began = time.monotonic()
-        report = first.engine.save_prefixes(directory)
+        report = first.engine.cache.save(directory)
         lasting.append(report.num_bytes / (time.monotonic() - began))
         second = LLM(
             first.model, make_executor=make, max_model_len=2048,
             kv_cache_memory=int(num_bytes * 1.5),
         )  # fmt: skip
-        second.engine.saved_prefixes(directory)  # the hash has its own line
+        second.engine.cache.saved_in(directory)  # the hash has its own line
         began = time.monotonic()
-        restored = second.engine.restore_prefixes(directory)
+        restored = second.engine.cache.restore(directory)
         restores.append(restored.num_bytes / (time.monotonic() - began))
         assert restored.reason is None, restored.reason
         assert restored.num_positions == report.num_positions

@@ -95,6 +95,6 @@ def test_prefixes_saved_on_torch_are_found_there_and_refused_by_the_native_path(
     assert text_of(second) == text_of(first)
     assert text_of(first) == (32, text)  # the window is kept at the last block border of the prompt
     native = engine_on(NativeModel(model, max_tokens=512, max_requests=2, max_context=128))
-    report = native.restore_prefixes(save_dir)
+    report = native.cache.restore(save_dir)
     assert report.num_nodes == 0
     assert "other arithmetic (reference/" in str(report.reason)

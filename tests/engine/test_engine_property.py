@@ -225,7 +225,7 @@ def check(run: Run) -> None:
         run.events["preempted"] += request.num_preemptions
         run.events["cached"] += request.num_cached_tokens
     run.engine.check_invariants()
-    run.engine.clear_prefix_cache()
+    run.engine.cache.clear()
     run.engine.check_invariants()
     manager = run.engine.manager
     assert manager.free_counts == tuple(p.num_blocks for p in manager.pools), "a block leaked"

@@ -162,8 +162,8 @@ def test_a_vector_neither_takes_nor_leaves() -> None:
         request = engine.add(ids(1, 20), PoolingParams())
         run_all(engine)
         assert request.num_cached_tokens == 0
-    assert engine.prefixes.tree is not None
-    assert engine.prefixes.tree.num_nodes == 0
+    assert engine.cache.tree is not None
+    assert engine.cache.tree.num_nodes == 0
 
 
 @pytest.mark.parametrize("groups", GROUPS)
@@ -206,10 +206,10 @@ def test_pins_stay_and_give_way_only_where_nobody_could_go_on() -> None:
     model = ToyModel()
     engine = make_engine(model, prefix_caching=True, num_blocks=[24], max_model_len=80)
     check(model, engine, engine.add(ids(1, 40), GREEDY))
-    pin = engine.pin_prefix(ids(1, 40))
+    pin = engine.cache.pin(ids(1, 40))
     assert len(pin.tokens) == 40
     with pytest.raises(UsageError, match="Nothing of this prefix"):
-        engine.pin_prefix(ids(5, 12))
+        engine.cache.pin(ids(5, 12))
     for i in range(2, 6):
         check(model, engine, engine.add(ids(i, 40), GREEDY))
     again = engine.add(ids(1, 40), GREEDY)
@@ -217,19 +217,19 @@ def test_pins_stay_and_give_way_only_where_nobody_could_go_on() -> None:
     assert again.num_cached_tokens == 39
     long = engine.add(ids(7, 60), GREEDY.replace(max_tokens=20))  # 20 of the 24 blocks
     check(model, engine, long)
-    assert engine.prefixes.pins is not None
-    assert engine.prefixes.pins.num_broken == 1
-    assert not engine.release_pin(pin.pin_id)
+    assert engine.cache.reuse.pins is not None
+    assert engine.cache.reuse.pins.num_broken == 1
+    assert not engine.cache.release(pin.pin_id)
     check(model, engine, engine.add(ids(8, 60), GREEDY))
     with pytest.raises(CapacityError, match="may hold 50% of it"):
-        engine.pin_prefix(ids(8, 60))
+        engine.cache.pin(ids(8, 60))
 
 
 def test_a_failed_step_forgets_what_it_promised_but_not_what_is_pinned() -> None:
     model = ToyModel()
     engine = make_engine(model, prefix_caching=True)
     check(model, engine, engine.add(ids(1, 20), GREEDY))
-    engine.pin_prefix(ids(1, 20))
+    engine.cache.pin(ids(1, 20))
     engine.add(ids(2, 20), GREEDY)
     model.fail_next = RuntimeError("no")
     run_all(engine)

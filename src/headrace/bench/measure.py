@@ -47,7 +47,7 @@ def run_case(engine: Engine, case: Case) -> Sample:
         prompt_ids(engine.vocabulary.num_ids, case.context, sequence)
         for sequence in range(case.batch)
     ]
-    engine.clear_prefix_cache()
+    engine.cache.clear()
     try:
         if case.depth and case.kind is not Kind.DECODE:
             _fill(engine, case, ids)
@@ -61,7 +61,7 @@ def run_case(engine: Engine, case: Case) -> Sample:
     finally:
         for request in engine.requests():  # after Ctrl-C or an error
             engine.abort(request)
-        engine.clear_prefix_cache()
+        engine.cache.clear()
 
 
 def _fill(engine: Engine, case: Case, ids: Sequence[list[int]]) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
 from headrace.engine import sampler
 from headrace.engine.account import StepAccount
@@ -32,13 +31,9 @@ from headrace.engine.outputs import Delta
 from headrace.engine.params import SamplingParams
 from headrace.engine.pooled_rows import PooledRows
 from headrace.engine.pooling import Pooler, PoolingParams
-from headrace.engine.prefix.pins import Pin, Pins
-from headrace.engine.prefix.reuse import PrefixReuse
-from headrace.engine.prefix.saved import SavedPrefixes
-from headrace.engine.prefix.saved_read import RestoreReport
-from headrace.engine.prefix.saved_write import SaveReport
-from headrace.engine.prefix.stamp import IdentityOf, Stamp, stamp_of
-from headrace.engine.prefix.tree import PrefixTree
+from headrace.engine.prefix.cache import PrefixCache
+from headrace.engine.prefix.events import Listener
+from headrace.engine.prefix.stamp import IdentityOf
 from headrace.engine.prepare import Preparer
 from headrace.engine.report import report
 from headrace.engine.request import FinishReason, Sequence, Status
@@ -65,15 +60,14 @@ class Engine:
 
     executor: already bound to weights; gets its KV memory here. observer: see Observer. account:
     notes every step, if there is one; may be replaced between steps. draft: who guesses for
-    speculative = "draft". identity: the model by content, for saved prefixes.
+    speculative = "draft". identity, on_cache_event: see PrefixCache.
     """
 
     #: What builds batches, draws and gives out blocks; `verify` plants faults by others.
     preparer_type: type[Preparer] = Preparer
     drawing_type: type[Drawing] = Drawing
     manager_type: type[BlockManager] = BlockManager
-    tree_type: type[PrefixTree] = PrefixTree
-    saved_type: type[SavedPrefixes] = SavedPrefixes
+    cache_type: type[PrefixCache] = PrefixCache
 
     def __init__(
         self,
@@ -84,6 +78,7 @@ class Engine:
         account: StepAccount | None = None,
         draft: Drafter | None = None,
         identity: IdentityOf | None = None,
+        on_cache_event: Listener | None = None,
     ) -> None:
         self.config = config
         self.account = account
@@ -91,12 +86,15 @@ class Engine:
         self._executor = executor
         self._whole_history = config.kv_allocator is Allocator.NONE
         self.manager = self._make_manager(executor, config)
-        tree = self.tree_type(self.manager) if config.prefix_caching else None
-        self.prefixes = PrefixReuse(self.manager, tree)
-        self._identity = identity
-        self._stamp: Stamp | None = None
-        self.restored: RestoreReport | None = None  # of the last restore
-        self.saved: SaveReport | None = None  # of the last save
+        self.cache = self.cache_type(
+            self.manager,
+            executor,
+            config,
+            vocabulary.num_ids,
+            identity=identity,
+            on_event=on_cache_event,
+        )
+        self._prefixes = self.cache.reuse
         self.scheduler = Scheduler(
             StepBudget(
                 config.max_num_seqs,
@@ -108,7 +106,7 @@ class Engine:
                 config.schedule_policy,
             ),
             self.manager,
-            self.prefixes,
+            self._prefixes,
         )
         self._preparer = self.preparer_type(
             num_groups=self.manager.num_groups,
@@ -240,7 +238,7 @@ class Engine:
             max_num_tokens(len(prompt_token_ids), params, self.config),
             num_slots=params.n,
             rank=rank_of(request_id, priority),
-            salt=None if pooler is not None or self.prefixes.tree is None else cache_salt,
+            salt=None if pooler is not None or self.cache.tree is None else cache_salt,
             anew_because=_NEEDS_LOGITS
             if params.prompt_logprobs is not None
             else None
@@ -287,86 +285,6 @@ class Engine:
         """Handles of all requests that have not finished, oldest first."""
         return list(self._requests.values())
 
-    def clear_prefix_cache(self, *, pins: bool = False) -> None:
-        """Forgets all cached prefixes that are not pinned, or (pins) those too; what runs goes
-        on."""
-        if pins and self.prefixes.pins is not None:
-            self.prefixes.pins.release_all()
-        self.prefixes.clear()
-
-    def pin_prefix(
-        self, token_ids: list[int], *, cache_salt: str = "", ttl_s: float | None = None
-    ) -> Pin:
-        """Keeps what is cached of a prefix until `release_pin`, at most ttl_s seconds. Raises
-        UsageError (nothing cached, caching off) or PinsFullError (pins hold too much)."""
-        self.expire_pins()
-        expires = None if ttl_s is None else time.monotonic() + ttl_s
-        return self._pins.pin(token_ids, cache_salt, expires)
-
-    def check_pin(self, num_positions: int) -> None:
-        """What can be said against pinning so many positions before they are computed. Raises
-        UsageError (caching off) or CapacityError (never). Any thread."""
-        self._pins.check(num_positions)
-
-    @property
-    def _pins(self) -> Pins:
-        if self.prefixes.pins is None:
-            raise UsageError("The prefix cache is off, so nothing can be pinned.")
-        return self.prefixes.pins
-
-    def release_pin(self, pin_id: str) -> bool:
-        """Ends a pin; whether there was one. What it held stays cached like anything else."""
-        self.expire_pins()
-        return self.prefixes.pins is not None and self.prefixes.pins.release(pin_id)
-
-    def expire_pins(self) -> None:
-        """Ends the pins whose time is over. Steps do it, too; without work there are none."""
-        if self.prefixes.pins:
-            self.prefixes.pins.expire(time.monotonic())
-
-    def saved_prefixes(self, directory: Path) -> SavedPrefixes:
-        """The prefixes that this engine saves in a directory. Raises UsageError where there is no
-        prefix cache, or no identity of the model. Hashes the model, once."""
-        if self.prefixes.tree is None:
-            raise UsageError("The prefix cache is off, so there is nothing to save or restore.")
-        if self._stamp is None:
-            self._stamp = self._make_stamp()
-        return self.saved_type(
-            directory,
-            self._stamp,
-            self.prefixes.tree,
-            self.manager,
-            self._executor,
-            max_positions=self.config.max_model_len,
-        )
-
-    def _make_stamp(self) -> Stamp:
-        if self._identity is None:
-            raise UsageError("Prefixes are saved for a model by content, which was not given.")
-        config, executor = self.config, self._executor
-        groups = range(self.manager.num_groups)
-        return stamp_of(
-            self._identity(),
-            executor.kv_identity,
-            config.kv_format,
-            config.block_size,
-            executor.kv_groups,
-            [executor.read_block(group, 0).size for group in groups],
-            self.vocabulary.num_ids,
-        )
-
-    def save_prefixes(self, directory: Path) -> SaveReport:
-        """Saves all cached prefixes, between two steps; also in `saved`, and logged. Never raises
-        for the disk's sake: the report says what went wrong."""
-        self.saved = self.saved_prefixes(directory).save()
-        return self.saved
-
-    def restore_prefixes(self, directory: Path) -> RestoreReport:
-        """Puts the prefixes that were saved for exactly this model and these settings into the
-        cache; also in `restored`, and logged. The report says why some or all are not used."""
-        self.restored = self.saved_prefixes(directory).restore()
-        return self.restored
-
     @property
     def has_work(self) -> bool:
         """Whether a step would do something; not when all that is left is paused."""
@@ -380,7 +298,7 @@ class Engine:
         if not scheduler.has_work:
             return []
         started_s = time.monotonic() if self.account is not None else 0.0
-        self.expire_pins()
+        self.cache.expire()
         speculator = self.speculator
         if speculator.num_requests:
             plan = scheduler.schedule(speculator.propose(scheduler.running))
@@ -402,7 +320,7 @@ class Engine:
         except BaseException as error:
             # Whose fault it was cannot be known, and memory may be half written: all of them end,
             # and nobody may build on what they were to write.
-            self.prefixes.clear()
+            self._prefixes.clear()
             self.manager.take_copies()
             self.scheduler.take_back(plan)
             speculator.close_step(None)
@@ -415,7 +333,7 @@ class Engine:
             deltas = self._fail(plan.sequences, f"The step failed: {error!r}")
             failed = True
         else:
-            self.prefixes.settle()
+            self._prefixes.settle()
             self._commit(plan)
             deltas = []
             if unscored:
@@ -511,9 +429,9 @@ class Engine:
         sequence = generation.sequence
         if generation.finish_reason is FinishReason.ERROR:
             if generation.is_corrupted:
-                self.prefixes.forget(sequence)
+                self._prefixes.forget(sequence)
         elif keep:
-            self.prefixes.keep(sequence)
+            self._prefixes.keep(sequence)
         if sequence.status is not Status.FINISHED:
             self.scheduler.remove(sequence)
         self.speculator.forget(generation)

@@ -146,7 +146,7 @@ class LLM:
         )
         self.engine: Engine = build_engine(model, options, make_executor, draft=draft)
         if self.engine.config.kv_save is not None:
-            self.engine.restore_prefixes(self.engine.config.kv_save)
+            self.engine.cache.restore(self.engine.config.kv_save)
         self.grammars = GrammarCompiler(model.tokenizer)
         self._template_override = chat_template
         self._template: ChatTemplate | None = None
@@ -250,7 +250,7 @@ class LLM:
     def clear_prefix_cache(self) -> None:
         """Forgets all cached prefixes; what runs goes on."""
         with self._lock:
-            self.engine.clear_prefix_cache()
+            self.engine.cache.clear()
 
     # ---- text -------------------------------------------------------------------------------
 
@@ -298,7 +298,7 @@ class LLM:
             for request in self.engine.requests():
                 self._dispatch(self.engine.abort(request))
             if self.config.kv_save is not None and not self._closed:
-                self.engine.save_prefixes(self.config.kv_save)
+                self.engine.cache.save(self.config.kv_save)
             self._closed = True
 
     def __enter__(self) -> LLM:

@@ -70,9 +70,9 @@ class CacheLook:
 def take_look(engine: Engine) -> CacheLook:
     """On the engine's thread. Ends the pins whose time is over."""
     began = time.monotonic()
-    engine.expire_pins()
+    engine.cache.expire()
     pools = [pool_use(pool) for pool in engine.manager.pools]
-    tree, pins = engine.prefixes.tree, engine.prefixes.pins
+    tree, pins = engine.cache.tree, engine.cache.reuse.pins
     if tree is None or pins is None:
         return CacheLook(False, pools, [], [], [0] * len(pools), 0, CacheStats(), None, 0.0)
     return CacheLook(
@@ -83,7 +83,7 @@ def take_look(engine: Engine) -> CacheLook:
         pins.held_counts,
         pins.num_broken,
         replace(tree.stats),
-        engine.restored,
+        engine.cache.restored,
         time.monotonic() - began,
     )
 

@@ -70,7 +70,7 @@ class Door:
         self._compute(self.texts.warm_up()[: self.max_model_len - 1])
         self.account = self._engine.account = StepAccount(self._limits())
         if self.engine_config.kv_save is not None:
-            self._engine.restore_prefixes(self.engine_config.kv_save)
+            self._engine.cache.restore(self.engine_config.kv_save)
 
     def _compute(self, ids: list[int]) -> None:
         """A first prompt, and a second token where there is room. Raises HeadraceError."""
@@ -114,14 +114,14 @@ class Door:
         """Saves the cached prefixes of a stopped engine, where kv_save says so; may take long on a
         slow disk. The log says what came of it."""
         if self.engine_config.kv_save is not None and not self.loop.is_broken:
-            self._engine.save_prefixes(self.engine_config.kv_save)
+            self._engine.cache.save(self.engine_config.kv_save)
 
     # ---- requests ---------------------------------------------------------------------------
 
     def check_pin(self, num_positions: int) -> None:
         """Raises UsageError or CapacityError where a prefix of so many positions can never be
         pinned, so that nobody computes it in vain."""
-        self._engine.check_pin(num_positions)
+        self._engine.cache.check_pin(num_positions)
 
     def open(self, jobs: Sequence[Job]) -> Flow:
         """Checks all jobs of one HTTP request, then queues all of them.
@@ -175,13 +175,13 @@ class Door:
     @property
     def cache_stats(self) -> CacheStats | None:
         """Of the prefix tree; None without one."""
-        tree = self._engine.prefixes.tree
+        tree = self._engine.cache.tree
         return None if tree is None else tree.stats
 
     @property
     def num_pins(self) -> int:
         """Pins of the prefix cache."""
-        return len(self._engine.prefixes.pins or ())
+        return len(self._engine.cache.reuse.pins or ())
 
     @property
     def speculation(self) -> SpeculationAccount:
@@ -221,7 +221,7 @@ class Door:
         while True:
             await asyncio.sleep(interval / 2)
             if self.num_pins:
-                self.loop.ask(lambda engine: engine.expire_pins())  # without work, no step does it
+                self.loop.ask(lambda engine: engine.cache.expire())  # without work, no step does it
             before = time.monotonic() - interval
             for flow in set(self._flows.values()):
                 if flow.last_sent_s and flow.last_sent_s < before:

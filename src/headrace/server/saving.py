@@ -38,7 +38,7 @@ class Saves:
             await asyncio.wait([self._running])
 
     async def _save(self) -> SaveReport:
-        saved = await self._loop.ask(lambda engine: engine.saved_prefixes(self._directory))
+        saved = await self._loop.ask(lambda engine: engine.cache.saved_in(self._directory))
         save = await self._loop.ask(lambda _: saved.begin_save())
         if isinstance(save, SaveReport):
             return save

@@ -10,6 +10,7 @@ from headrace.engine.blocks import BlockManager, SequenceBlocks
 from headrace.engine.core import Engine
 from headrace.engine.drawing import Drawing
 from headrace.engine.generation import Generation
+from headrace.engine.prefix.cache import PrefixCache
 from headrace.engine.prefix.finding import Match
 from headrace.engine.prefix.saved import SavedPrefixes
 from headrace.engine.prefix.saved_index import Columns
@@ -132,8 +133,12 @@ class _LongMatches(PrefixTree):
         return replace(match, num_matched=longer, num_stored=longer, start=longer)
 
 
-class LongMatchEngine(Engine):
+class _LongMatchCache(PrefixCache):
     tree_type = _LongMatches
+
+
+class LongMatchEngine(Engine):
+    cache_type = _LongMatchCache
 
 
 class _NeighbourSave(PrefixSave):
@@ -149,8 +154,12 @@ class _NeighbourSaves(SavedPrefixes):
     save_type = _NeighbourSave
 
 
-class SavedNeighbourEngine(Engine):
+class _SavedNeighbourCache(PrefixCache):
     saved_type = _NeighbourSaves
+
+
+class SavedNeighbourEngine(Engine):
+    cache_type = _SavedNeighbourCache
 
 
 class KeptDraftEngine(Engine):

@@ -74,7 +74,7 @@ def _reentered(subject: Subject, prompt: list[int]) -> tuple[int, int, float]:
     _one(engine, probe, prompt[: len(prompt) // 2], GREEDY)
     _one(engine, probe, prompt, GREEDY)
     _one(engine, probe, [*prompt[9 : len(prompt) * 3 // 4], *prompt[:9]], GREEDY)
-    tree = engine.prefixes.tree
+    tree = engine.cache.tree
     assert tree is not None
     evicted = tree.stats.num_evicted_tokens
     warm, request = _one(engine, probe, prompt, GREEDY)
@@ -91,9 +91,9 @@ def restored(subject: Subject) -> RungResult:
         engine, probe = subject.engine(enable_prefix_caching=True)
         for prompt in prompts[::5]:
             _one(engine, probe, prompt, GREEDY)
-        saved = engine.save_prefixes(Path(name))
+        saved = engine.cache.save(Path(name))
         engine, probe = subject.engine(enable_prefix_caching=True)
-        report = engine.restore_prefixes(Path(name))
+        report = engine.cache.restore(Path(name))
     for prompt, params in zip(prompts[1:5], _BOTH * 2, strict=True):
         warm, request = _one(engine, probe, prompt, params)
         cached += request.num_cached_tokens

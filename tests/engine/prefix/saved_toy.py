@@ -52,23 +52,23 @@ def salt_of(i: int) -> str:
 
 
 def nodes(engine: Engine) -> list[tuple[str, Node]]:
-    assert engine.prefixes.tree is not None
-    return list(engine.prefixes.tree.nodes())
+    assert engine.cache.tree is not None
+    return list(engine.cache.tree.nodes())
 
 
 def start_of(engine: Engine, prompt: list[int], salt: str) -> int:
     """Where a prompt would start to be computed."""
-    assert engine.prefixes.tree is not None
-    return engine.prefixes.tree.peek([*prompt, 0], salt)
+    assert engine.cache.tree is not None
+    return engine.cache.tree.peek([*prompt, 0], salt)
 
 
 def assert_sound(engine: Engine) -> int:
     """Every position that the tree holds has, in the memory of its block, the token that the tree
     says; number of positions looked at."""
-    assert engine.prefixes.tree is not None
+    assert engine.cache.tree is not None
     engine.check_invariants()
-    engine.prefixes.tree.check()
-    store, model = engine.prefixes.tree.store, engine.executor
+    engine.cache.tree.check()
+    store, model = engine.cache.tree.store, engine.executor
     assert isinstance(model, ToyModel)
     looked_at = 0
     for _, node in nodes(engine):

@@ -37,7 +37,7 @@ def sound_file(kind: int) -> tuple[bytes, str]:
     engine = engine_of(KINDS[kind])
     fill(engine, prompts(11, 14))
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as name:
-        engine.save_prefixes(Path(name))
+        engine.cache.save(Path(name))
         path = saved_file(Path(name))
         return path.read_bytes(), path.name
 
@@ -83,7 +83,7 @@ def restore(
 ) -> tuple[Engine, RestoreReport]:
     (directory / name).write_bytes(data)
     engine = engine_of(groups)
-    report = engine.restore_prefixes(directory)
+    report = engine.cache.restore(directory)
     if report.num_nodes or nodes(engine):
         assert_sound(engine)
     else:
@@ -238,8 +238,8 @@ def test_blocks_of_another_model_under_our_stamp(save_dir: Path) -> None:
     data, stamp = restamped(whole, weights="ours")
     (save_dir / f"{stamp.key}.prefixes").write_bytes(data)
     engine = engine_of(KINDS[1])
-    engine._identity = lambda: ModelIdentity("toy", "ours", "letters")
-    report = engine.restore_prefixes(save_dir)
+    engine.cache._identity = lambda: ModelIdentity("toy", "ours", "letters")
+    report = engine.cache.restore(save_dir)
     assert (report.num_nodes, report.num_left_out, nodes(engine)) == (0, 0, [])
     assert report.reason == (
         f"{report.num_dropped} of {report.num_dropped} saved prefixes are damaged."
@@ -272,13 +272,13 @@ def test_places_that_hold_something_else(save_dir: Path) -> None:
     name = sound_file(0)[1]
     engine = engine_of(KINDS[0])
     os.mkfifo(save_dir / name)  # nobody ever writes to it
-    assert "damaged (it is not a file)" in str(engine.restore_prefixes(save_dir).reason)
+    assert "damaged (it is not a file)" in str(engine.cache.restore(save_dir).reason)
     os.unlink(save_dir / name)
     (save_dir / name).mkdir()
-    assert "damaged (it is not a file)" in str(engine.restore_prefixes(save_dir).reason)
+    assert "damaged (it is not a file)" in str(engine.cache.restore(save_dir).reason)
     (save_dir / name).rmdir()
     (save_dir / name).symlink_to(save_dir / "nowhere")
-    assert engine.restore_prefixes(save_dir).reason == f"{save_dir} holds no saved prefixes."
+    assert engine.cache.restore(save_dir).reason == f"{save_dir} holds no saved prefixes."
 
 
 # ---- memory ------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ def test_sizes_that_a_file_claims_cost_no_memory(save_dir: Path) -> None:
         os.truncate(path, at + index_bytes)  # no byte of it on disk
         engine = engine_of(KINDS[0])
         reports: list[RestoreReport] = []
-        peak = peak_of(lambda: reports.append(engine.restore_prefixes(save_dir)))  # noqa: B023
+        peak = peak_of(lambda: reports.append(engine.cache.restore(save_dir)))  # noqa: B023
         assert "too large" in str(reports[0].reason)
         assert peak < 1 << 20
 

@@ -37,7 +37,7 @@ from headrace.engine.llm import LLM
 from headrace.engine.params import SamplingParams
 name, directory, prompts = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 with LLM(name, max_model_len=1024, kv_save=directory) as llm:
-    report = llm.engine.restored
+    report = llm.engine.cache.restored
     answers = []
     for params in ({"temperature": 0}, {"seed": 7}):
         for output in llm.generate(prompts, SamplingParams(max_tokens=4, logprobs=3, **params)):
@@ -88,11 +88,11 @@ def test_a_new_process_goes_on_with_the_same_bits(
     ids = cold.encode(TEXT * 60)
     prompts = [[ids[length], *ids[1:length]] for length in LENGTHS]  # nothing in common
     with like(cold, kv_save=save_dir) as llm:
-        assert llm.engine.restored is not None
-        assert llm.engine.restored.reason == f"{save_dir} holds no saved prefixes."
+        assert llm.engine.cache.restored is not None
+        assert llm.engine.cache.restored.reason == f"{save_dir} holds no saved prefixes."
         llm.generate(prompts, GREEDY)
         again = [output.num_cached_tokens for output in llm.generate(prompts, GREEDY)]
-    saved = llm.engine.saved
+    saved = llm.engine.cache.saved
     assert saved is not None
     assert saved.reason is None
     asks = [*prompts, [*prompts[-1], 5]]
@@ -119,10 +119,10 @@ def test_what_was_computed_otherwise_is_refused_in_one_sentence(
 
     def reason_of(base: LLM, **options: Any) -> str:
         llm = like(base, **options)
-        report = llm.engine.restore_prefixes(save_dir)
+        report = llm.engine.cache.restore(save_dir)
         assert (report.num_nodes, report.num_positions) == (0, 0)
-        assert llm.engine.prefixes.tree is not None
-        assert llm.engine.prefixes.tree.num_nodes == 0
+        assert llm.engine.cache.tree is not None
+        assert llm.engine.cache.tree.num_nodes == 0
         said = str(report.reason)
         start = f"The prefixes saved in {save_dir} were computed with "
         assert said.startswith(start)
@@ -138,10 +138,10 @@ def test_what_was_computed_otherwise_is_refused_in_one_sentence(
         patch.setattr(native, "NUMERICS_ID", "headrace-2")
         assert reason_of(smol).startswith("other arithmetic (headrace-1/")
     requantised = LLM(SMOL, max_model_len=64, quantize="q4_0", num_threads=1)
-    report = requantised.engine.restore_prefixes(save_dir)
+    report = requantised.engine.cache.restore(save_dir)
     assert f"another model ({SMOL})" in str(report.reason)
     same = like(smol, num_threads=1, kv_cache_memory="64MiB", max_num_seqs=2)
-    assert same.engine.restore_prefixes(save_dir).reason is None
+    assert same.engine.cache.restore(save_dir).reason is None
     [output] = same.generate([prompt], GREEDY)
     assert output.num_cached_tokens == len(prompt) - 1
 
@@ -154,9 +154,9 @@ def test_the_same_file_elsewhere_is_the_same_model(smol: LLM, save_dir: Path) ->
     link.write_bytes(smol.model.path.read_bytes())
     os.utime(link, (1, 1))
     moved = like(smol, model=open_model(str(link)), kv_save=save_dir)
-    assert moved.engine.restored is not None
-    assert moved.engine.restored.reason is None
-    assert moved.engine.restored.num_positions > 0
+    assert moved.engine.cache.restored is not None
+    assert moved.engine.cache.restored.reason is None
+    assert moved.engine.cache.restored.num_positions > 0
 
 
 def test_kv_save_asks_for_what_it_needs(smol: LLM) -> None:

@@ -146,7 +146,7 @@ def test_old_files_go_when_the_directory_is_full(save_dir: Path) -> None:
     for i, groups in enumerate(KINDS):
         engine = engine_of(groups)
         fill(engine, prompts(i, 5))
-        saved = engine.saved_prefixes(save_dir)
+        saved = engine.cache.saved_in(save_dir)
         saved._limit = 20_000
         assert saved.save().reason is None
         path = max(save_dir.glob("*.prefixes"), key=lambda path: path.stat().st_mtime_ns)
@@ -177,7 +177,7 @@ def test_row_19_a_slow_save_while_blocks_change_hands(
         (node.tokens, block): model.read_block(0, block).tobytes()
         for _, node in nodes(engine) for block in node.blocks
     }  # fmt: skip
-    save = engine.saved_prefixes(save_dir).begin_save()
+    save = engine.cache.saved_in(save_dir).begin_save()
     assert isinstance(save, PrefixSave)
     while save.collect(max_bytes=1):
         save.write()
@@ -189,7 +189,7 @@ def test_row_19_a_slow_save_while_blocks_change_hands(
         for _ in range(3):
             engine.step()
     report = save.finish()
-    assert engine.prefixes.tree.stats.num_evicted_tokens > 50  # type: ignore[union-attr]
+    assert engine.cache.tree.stats.num_evicted_tokens > 50  # type: ignore[union-attr]
     if groups == KINDS[0]:
         changed = sum(model.read_block(0, b).tobytes() != old for (_, b), old in before.items())
         assert changed > 5, "no block changed hands, so nothing was tested"
@@ -205,10 +205,10 @@ def test_a_tree_that_was_cleared_during_a_save(save_dir: Path) -> None:
     """Its nodes still hang together, but their blocks are gone."""
     engine = engine_of(KINDS[1])
     fill(engine, prompts(4, 12))
-    save = engine.saved_prefixes(save_dir).begin_save()
+    save = engine.cache.saved_in(save_dir).begin_save()
     assert isinstance(save, PrefixSave)
     save.collect(max_bytes=1)
-    engine.clear_prefix_cache()
+    engine.cache.clear()
     fill(engine, prompts(5, 12))
     assert not save.collect()
     report = save.finish()
@@ -224,13 +224,13 @@ def test_a_tree_that_was_cleared_during_a_save(save_dir: Path) -> None:
 def test_two_saves_at_once(save_dir: Path) -> None:
     engine = engine_of(KINDS[0])
     fill(engine, prompts(6, 3))
-    first = engine.saved_prefixes(save_dir).begin_save()
+    first = engine.cache.saved_in(save_dir).begin_save()
     assert isinstance(first, PrefixSave)
-    report = engine.save_prefixes(save_dir)
+    report = engine.cache.save(save_dir)
     assert report.reason == f"Another save into {save_dir} is running, so nothing was saved."
     first.abandon()
     assert list(save_dir.glob("*.prefixes")) == []
-    assert engine.save_prefixes(save_dir).reason is None
+    assert engine.cache.save(save_dir).reason is None
     assert [path.name for path in save_dir.iterdir() if path.suffix == ".tmp"] == []
 
 
@@ -244,10 +244,10 @@ engine = engine_of(KINDS[1])
 fill(engine, prompts(8, 9))
 kill = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 if where == "data":
-    save = engine.saved_prefixes(directory).begin_save()
+    save = engine.cache.saved_in(directory).begin_save()
     save.collect(max_bytes=1); save.write(); kill()
 setattr(saved_file.os, where, kill)
-engine.save_prefixes(directory)
+engine.cache.save(directory)
 """
 
 
@@ -283,7 +283,7 @@ def test_a_killed_save_leaves_the_old_file(where: str, save_dir: Path) -> None:
 def test_a_full_disk_costs_a_sentence(save_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(KINDS[0])
     fill(engine, prompts(9, 5))
-    engine.save_prefixes(save_dir)
+    engine.cache.save(save_dir)
     data = saved_file(save_dir).read_bytes()
 
     def full(self: SaveWriter) -> None:
@@ -295,27 +295,27 @@ def test_a_full_disk_costs_a_sentence(save_dir: Path, monkeypatch: pytest.Monkey
                 patch.setattr(SaveWriter, "write", full)
             else:
                 patch.setattr(file_module.os, "fsync", full)
-            report = engine.save_prefixes(save_dir)
+            report = engine.cache.save(save_dir)
         assert report.reason == (
             f"Prefixes cannot be saved into {save_dir} (No space left on device)."
         )
         assert saved_file(save_dir).read_bytes() == data
         assert list(save_dir.glob(".*.tmp")) == []
-    assert engine.save_prefixes(save_dir).reason is None
+    assert engine.cache.save(save_dir).reason is None
 
 
 def test_places_that_are_no_directory(save_dir: Path) -> None:
     engine = engine_of(KINDS[0])
     file = save_dir / "file"
     file.write_text("")
-    assert engine.restore_prefixes(file).reason == f"{file} holds no saved prefixes."
-    assert engine.save_prefixes(save_dir).reason == "There are no prefixes to save."
+    assert engine.cache.restore(file).reason == f"{file} holds no saved prefixes."
+    assert engine.cache.save(save_dir).reason == "There are no prefixes to save."
     fill(engine, prompts(9, 2))
-    reason = engine.save_prefixes(file).reason
+    reason = engine.cache.save(file).reason
     assert reason is not None
     assert reason.startswith(f"Prefixes cannot be saved into {file} (")
     deep = save_dir / "a" / "b"
-    assert engine.save_prefixes(deep).reason is None
+    assert engine.cache.save(deep).reason is None
     assert saved_file(deep).stat().st_mode & 0o077 == 0
     assert deep.stat().st_mode & 0o077 == 0
 
@@ -323,4 +323,4 @@ def test_places_that_are_no_directory(save_dir: Path) -> None:
 def test_nothing_is_saved_without_a_tree(save_dir: Path) -> None:
     engine = make_engine(ToyModel())
     with pytest.raises(UsageError, match="prefix cache is off"):
-        engine.save_prefixes(save_dir)
+        engine.cache.save(save_dir)

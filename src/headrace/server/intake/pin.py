@@ -39,7 +39,7 @@ async def read_pin(door: Door, values: dict[str, Any], arrived_s: float) -> Inta
     renderer = PinRenderer()
 
     def pin(engine: Engine) -> None:
-        kept = engine.pin_prefix(job.prompt, cache_salt=job.cache_salt, ttl_s=ttl_s)
+        kept = engine.cache.pin(job.prompt, salt=job.cache_salt, ttl_s=ttl_s)
         renderer.pinned(kept, ttl_s)
 
     job.at_end = pin

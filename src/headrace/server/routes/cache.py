@@ -37,7 +37,7 @@ async def release(request: Request) -> Response:
     door = open_door(request)
     check_served(door, body.model)
     ignored = ignored_fields(body)
-    if not await door.loop.ask(lambda engine: engine.release_pin(body.id)):
+    if not await door.loop.ask(lambda engine: engine.cache.release(body.id)):
         raise ApiError(404, f"There is no pin {body.id[:80]!r}; its time may be over.", param="id")
     return JSONResponse({"id": body.id, "released": True}, headers=ignored_header(ignored))
 
@@ -75,7 +75,7 @@ async def save(request: Request) -> Response:
 
 def _reset(engine: Engine, *, pins: bool) -> int:
     """Positions that are gone."""
-    tree = engine.prefixes.tree
+    tree = engine.cache.tree
     before = 0 if tree is None else tree.num_tokens
-    engine.clear_prefix_cache(pins=pins)
+    engine.cache.clear(pins=pins)
     return before - (0 if tree is None else tree.num_tokens)
