@@ -90,8 +90,8 @@ def test_prefixes_saved_on_torch_are_found_there_and_refused_by_the_native_path(
     first, second = (engine_on(ReferenceExecutor(model, torch.float64)) for _ in range(2))
     cached, text = text_of(first)
     assert cached == 0
-    assert first.save_prefixes(save_dir).reason is None
-    assert second.restore_prefixes(save_dir).reason is None
+    assert first.cache.save(save_dir).reason is None
+    assert second.cache.restore(save_dir).reason is None
     assert text_of(second) == text_of(first)
     assert text_of(first) == (32, text)  # the window is kept at the last block border of the prompt
     native = engine_on(NativeModel(model, max_tokens=512, max_requests=2, max_context=128))

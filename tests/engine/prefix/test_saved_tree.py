@@ -55,14 +55,14 @@ def test_a_restored_tree_is_the_same_tree(
     wanted = prompts(1, 40)
     fill(old, wanted)
     order = leaves(old)
-    saved = old.save_prefixes(save_dir)
+    saved = old.cache.save(save_dir)
     assert saved.reason is None
     assert saved.num_left_out == 0
     assert saved.num_bytes == saved_file(save_dir).stat().st_size
-    report = new.restore_prefixes(save_dir)
+    report = new.cache.restore(save_dir)
     assert (report.reason, report.num_dropped, report.num_left_out) == (None, 0, 0)
     assert report.num_nodes == saved.num_nodes
-    assert report.num_positions == saved.num_positions == old.prefixes.tree.num_tokens  # type: ignore[union-attr]
+    assert report.num_positions == saved.num_positions == old.cache.tree.num_tokens  # type: ignore[union-attr]
     assert leaves(new) == order
     assert assert_sound(new) > 500
     for i, prompt in enumerate(wanted):
@@ -75,8 +75,8 @@ def test_hits_after_a_restore_give_the_texts_of_cold_runs(groups: Groups, save_d
     old, new = engine_of(groups), engine_of(groups)
     wanted = prompts(2, 12)
     fill(old, wanted)
-    old.save_prefixes(save_dir)
-    new.restore_prefixes(save_dir)
+    old.cache.save(save_dir)
+    new.cache.restore(save_dir)
     requests = [
         new.add([*prompt, i], SamplingParams(seed=i, max_tokens=9), cache_salt=salt_of(i))
         for i, prompt in enumerate(wanted)
@@ -94,9 +94,9 @@ def test_what_finds_no_room_is_the_least_recent(save_dir: Path) -> None:
     old = engine_of(KINDS[0])
     wanted = [[i] * 30 for i in range(10)]
     fill(old, wanted)  # 8 blocks each
-    old.save_prefixes(save_dir)
+    old.cache.save(save_dir)
     new = engine_of(KINDS[0], blocks=34)
-    report = new.restore_prefixes(save_dir)
+    report = new.cache.restore(save_dir)
     assert (report.num_nodes, report.num_left_out, report.num_dropped) == (4, 6, 0)
     assert report.reason == "The KV cache has no room for 6 of 10 saved prefixes."
     kept = [start_of(new, prompt, salt_of(i)) > 0 for i, prompt in enumerate(wanted)]
@@ -105,7 +105,7 @@ def test_what_finds_no_room_is_the_least_recent(save_dir: Path) -> None:
     short = make_engine(
         ToyModel(), block_size=B, max_model_len=24, num_blocks=[100], prefix_caching=True
     )
-    report = short.restore_prefixes(save_dir)
+    report = short.cache.restore(save_dir)
     assert (report.num_nodes, report.num_left_out) == (0, 10)
     assert report.reason == "The KV cache has no room for 10 of 10 saved prefixes."
 
@@ -115,11 +115,11 @@ def test_restoring_into_a_tree_that_has_something(save_dir: Path) -> None:
     wanted = prompts(3, 10)
     fill(old, wanted)
     fill(new, wanted[:5])
-    old.save_prefixes(save_dir)
-    report = new.restore_prefixes(save_dir)
-    assert 0 < report.num_positions < old.prefixes.tree.num_tokens  # type: ignore[union-attr]
+    old.cache.save(save_dir)
+    report = new.cache.restore(save_dir)
+    assert 0 < report.num_positions < old.cache.tree.num_tokens  # type: ignore[union-attr]
     assert_sound(new)
-    again = new.restore_prefixes(save_dir)
+    again = new.cache.restore(save_dir)
     assert again.num_positions == 0
     assert again.reason == "All saved prefixes are there already."
     assert_sound(new)
@@ -128,14 +128,14 @@ def test_restoring_into_a_tree_that_has_something(save_dir: Path) -> None:
 def test_the_limit_keeps_the_most_recent(save_dir: Path) -> None:
     old = engine_of(KINDS[0], blocks=500)
     fill(old, [[i] * 50 for i in range(30)])
-    saved = old.saved_prefixes(save_dir)
+    saved = old.cache.saved_in(save_dir)
     saved._limit = 16_000
     report = saved.save()
     assert report.reason is None
     assert 0 < report.num_nodes < 30 == report.num_nodes + report.num_left_out
     assert saved_file(save_dir).stat().st_size <= 16_000
     new = engine_of(KINDS[0], blocks=500)
-    new.restore_prefixes(save_dir)
+    new.cache.restore(save_dir)
     assert [node.tokens for _, node in nodes(new)] == [
         node.tokens for _, node in nodes(old)[: report.num_nodes]
     ]
@@ -195,7 +195,7 @@ def test_row_19_a_slow_save_while_blocks_change_hands(
         assert changed > 5, "no block changed hands, so nothing was tested"
     assert report.num_left_out > 0
     new = engine_of(groups)
-    restored = new.restore_prefixes(save_dir)
+    restored = new.cache.restore(save_dir)
     assert (restored.reason, restored.num_dropped) == (None, 0)
     assert restored.num_positions > 0
     assert_sound(new)
@@ -214,7 +214,7 @@ def test_a_tree_that_was_cleared_during_a_save(save_dir: Path) -> None:
     report = save.finish()
     assert report.num_nodes == 1
     new = engine_of(KINDS[1])
-    new.restore_prefixes(save_dir)
+    new.cache.restore(save_dir)
     assert_sound(new)
 
 
@@ -256,7 +256,7 @@ def test_a_killed_save_leaves_the_old_file(where: str, save_dir: Path) -> None:
     old = engine_of(KINDS[1])
     wanted = prompts(7, 9)
     fill(old, wanted)
-    old.save_prefixes(save_dir)
+    old.cache.save(save_dir)
     data = saved_file(save_dir).read_bytes()
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(
@@ -270,9 +270,9 @@ def test_a_killed_save_leaves_the_old_file(where: str, save_dir: Path) -> None:
     assert saved_file(save_dir).read_bytes() == data
     assert len(list(save_dir.glob(".*.tmp"))) == 1  # it really was in the middle
     new = engine_of(KINDS[1])
-    assert new.restore_prefixes(save_dir).num_positions == old.prefixes.tree.num_tokens  # type: ignore[union-attr]
+    assert new.cache.restore(save_dir).num_positions == old.cache.tree.num_tokens  # type: ignore[union-attr]
     fill(new, prompts(8, 9))
-    assert new.save_prefixes(save_dir).reason is None
+    assert new.cache.save(save_dir).reason is None
     assert list(save_dir.glob(".*.tmp")) == []
     assert saved_file(save_dir).read_bytes() != data
 
