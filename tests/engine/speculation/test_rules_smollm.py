@@ -43,8 +43,8 @@ CHAINS = {
         frequency_penalty=0.2,
     ),
     "top_k": SamplingParams(temperature=1.5, top_k=8),
-    "top_p": SamplingParams(top_p=0.5),
-    "penalties": SamplingParams(temperature=0.7, top_p=0.6, repetition_penalty=1.5),
+    "top_p": SamplingParams(temperature=1.1, top_p=0.8),
+    "penalties": SamplingParams(temperature=0.9, top_k=10, repetition_penalty=1.5),
 }  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def test_first_two_tokens(smol: tuple[Smol, Smol, list[int]], name: str, chain: 
     }[name]
     played = play(rule, drafter, target, params, NUM_SEEDS)
     expected = law(target, params, 2)
-    assert len(expected) > 20
+    assert len(expected) >= 10
     assert p_value(Counter(played.texts), expected) > 0.001
     q, p = next_law(target, params, ()), next_law(draft, params, ())
     alpha = played.num_accepted / played.num_tested
