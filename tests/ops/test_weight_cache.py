@@ -336,7 +336,7 @@ def start(directory: Path, what: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", _WRITER, str(directory), what],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'tests'}"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
