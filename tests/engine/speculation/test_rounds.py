@@ -278,6 +278,34 @@ def test_a_failing_step_leaves_no_drafts_behind() -> None:
         assert after.output().outputs == play([(prompt(1, 9), GREEDY)], None)[0][0]
 
 
+def test_ctrl_c_while_somebody_guesses_leaves_no_drafts_behind() -> None:
+    """Of those who had drafts already, nobody takes a step for granted that never came."""
+
+    class Slow(Seer):
+        def propose(self, asks: Any) -> Any:
+            if self.num_asked == 3:
+                raise KeyboardInterrupt
+            return super().propose(asks)
+
+    ones = GREEDY.replace(speculative="ngram", num_draft_tokens=2, allowed_token_ids=[1])
+    jobs = [([1] * 9, ones), (prompt(2, 9), GREEDY)]
+    plain = play(jobs, None)[0]
+    model = ToyModel(BOTH)
+    drafter = Slow(model)
+    engine = make_engine(model, draft=drafter)
+    requests = [engine.add(ids, params) for ids, params in jobs]
+    with pytest.raises(KeyboardInterrupt):
+        run_all(engine)
+    account = requests[0].speculation_account
+    assert account is not None
+    assert account.num_drafted > 0
+    assert not engine.speculator.trials
+    assert not any(g.sequence.drafts for r in requests for g in r.generations)
+    drafter.num_asked += 1
+    run_all(engine)
+    assert [request.output().outputs for request in requests] == plain
+
+
 def test_a_failing_drafter_costs_speed_only(capsys: pytest.CaptureFixture[str]) -> None:
     class Broken(Seer):
         def propose(self, asks: Any) -> Any:

@@ -105,6 +105,13 @@ class Speculator:
 
     def propose(self, running: list[Sequence]) -> int:
         """Gives drafts to the sequences that want a single token; how many in all."""
+        try:
+            return self._propose(running)
+        except BaseException:  # Ctrl-C: the step will not be
+            self.close_step(None)
+            raise
+
+    def _propose(self, running: list[Sequence]) -> int:
         started_s = time.monotonic()
         asks: dict[Speculative, list[Ask]] = {}
         for sequence in running:
