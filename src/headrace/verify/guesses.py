@@ -11,7 +11,7 @@ from headrace.verify.result import RungResult, difference
 from headrace.verify.subject import Subject
 from headrace.verify.workload import TILE
 
-#: Of one request: so many that catching up on a whole window pays for a draft model. Of sixteen.
+#: Of one request: so many that catching up on a whole window pays for a draft model. Of many.
 _OUTPUT_ALONE, _OUTPUT = 72, 24
 _SEEDED = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, ignore_eos=True, seed=21)
 _BOTH = (GREEDY, _SEEDED)
@@ -28,10 +28,10 @@ def from_draft_model(subject: Subject) -> RungResult:
 
 
 def _guessed(subject: Subject, kind: str, name: str) -> RungResult:
-    """One greedy request, one seeded, and sixteen of both kinds of which every fourth does not
+    """One greedy request, one seeded, and many of both kinds of which every fourth does not
     speculate."""
     error, accepted, shares = 0.0, 0, []
-    for label, count, first in (("greedy", 1, 0), ("seeded", 1, 1), ("16", 16, 0)):
+    for label, count, first in (("greedy", 1, 0), ("seeded", 1, 1), ("together", subject.many, 0)):
         prompts = _prompts(subject, count)
         output = min(_OUTPUT_ALONE if count == 1 else _OUTPUT, subject.room_behind(prompts))
         params = [_BOTH[(first + i) % 2].replace(max_tokens=output) for i in range(count)]

@@ -104,13 +104,15 @@ def restored(subject: Subject) -> RungResult:
 
 
 def shared(subject: Subject) -> RungResult:
-    """Sixteen requests at once that share a prefix, some of them whole prompts = the same without
-    any sharing: all in one step, and in chunks."""
+    """Many requests at once that share a prefix, some of them whole prompts = the same without any
+    sharing: all in one step, and in chunks."""
     text, length = subject.workload.text, shared_length(subject)
     windowed = any(g.window for g in subject.program.kv_groups)
     length = length if windowed else TILE + 5
-    prompts = [text[:length] + text[i // 3 * 3 : i // 3 * 3 + 1 + i // 3 * 4] for i in range(16)]
-    params = [_BOTH[i % 2].replace(seed=i // 3) for i in range(16)]
+    prompts = [
+        text[:length] + text[i // 3 * 3 : i // 3 * 3 + 1 + i // 3 * 4] for i in range(subject.many)
+    ]
+    params = [_BOTH[i % 2].replace(seed=i // 3) for i in range(subject.many)]
     alone = run_requests(*subject.engine(max_num_seqs=16), prompts, params)
     error, cached = 0.0, 0
     for chunk in (subject.max_model_len, 96):
@@ -125,7 +127,9 @@ def shared(subject: Subject) -> RungResult:
         error = max(error, difference(alone.rows, run.rows))
         if run.tokens != alone.tokens:
             error = float("inf")
-    return RungResult.judge("alone = shared", error, cached, f"{cached} cached tokens of 16")
+    return RungResult.judge(
+        "alone = shared", error, cached, f"{cached} cached tokens of {subject.many} requests"
+    )
 
 
 def _one(

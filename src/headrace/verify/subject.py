@@ -29,7 +29,7 @@ from headrace.ops.packed import PackedWeights
 from headrace.ops.program import Program
 from headrace.verify.faults import NO_FAULT, Fault
 from headrace.verify.probe import Probe, Run, run_requests
-from headrace.verify.workload import LONG, OUTPUT_ROOM, Workload, make_workload
+from headrace.verify.workload import LONG, OUTPUT_ROOM, QUICK, Workload, make_workload
 
 #: More than any verification needs; blocks are touched by use only.
 _NUM_SEQS = 16
@@ -101,6 +101,11 @@ class Subject:
     @property
     def max_model_len(self) -> int:
         return min(len(self.workload.text) + OUTPUT_ROOM, self.program.max_context)
+
+    @property
+    def many(self) -> int:
+        """Requests of the rungs that want many at once; fewer on the short text."""
+        return 16 if self.length > QUICK else 6
 
     def room_behind(self, prompts: Sequence[list[int]]) -> int:
         """Tokens that fit behind the longest prompt."""
