@@ -270,12 +270,13 @@ def _speculation(options: EngineOptions, allocator: Allocator, *, has_draft: boo
 def _kv_save(wanted: object, prefix_caching: bool) -> Path | None:
     if wanted is None:
         return None
-    if not isinstance(wanted, str | os.PathLike) or not os.fspath(wanted):
+    name = os.fspath(wanted) if isinstance(wanted, str | os.PathLike) else None
+    if not isinstance(name, str) or not name or "\0" in name:
         raise UsageError(f"kv_save = {wanted!r} is not a directory's name.")
     if not prefix_caching:
         raise UsageError("kv_save needs the prefix cache, which is off.")
     try:
-        return Path(wanted).expanduser().absolute()
+        return Path(name).expanduser().absolute()
     except RuntimeError:
         raise UsageError(f"kv_save = {wanted!r} lies in an unknown home directory.") from None
 
