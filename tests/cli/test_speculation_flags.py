@@ -21,6 +21,9 @@ GENERATE = ("generate", "smollm2-135m", "-p", "The sea is a", "-n", "24", "--off
         ("--draft-model gemma3-270m", 2, "token 0 is '<pad>' (a control token) in the draft's"),
         ("--speculative ngram --num-draft-tokens many", 2, "neither a number nor"),
         ("--speculative ngram --num-draft-tokens 65", 2, "1 … 64"),
+        ("--num-draft-tokens 3", 2, "nobody guesses"),
+        ("--acceptance rejection", 2, "nobody guesses"),
+        ("-md smollm2-135m --draft-quantize q9", 2, "draft_quantize = 'q9' is unknown"),
     ],
 )
 def test_nonsense_is_refused(flags: str, code: int, words: str) -> None:

@@ -49,6 +49,8 @@ def chat(
 ) -> None:
     """Talk to a model over several turns. /reset starts over, /quit or Ctrl-D ends, Ctrl-C stops an
     answer. Each turn reuses the KV of the conversation so far."""
+    o.check_guessing(speculative, draft_model, num_draft_tokens, acceptance)
+
     from headrace.engine.llm import LLM
     from headrace.engine.params import DefaultLimit, SamplingParams
 

@@ -98,6 +98,7 @@ def generate(
         raise UsageError("--logprobs, --prompt-logprobs and --trace are printed with --json only.")
     if not chat and (system is not None or chat_template is not None):
         raise UsageError("--system and --chat-template are used with --chat only.")
+    o.check_guessing(speculative, draft_model, num_draft_tokens, acceptance)
     text = _prompt(prompt, file)
 
     from headrace.engine.llm import LLM

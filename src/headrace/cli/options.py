@@ -170,6 +170,18 @@ def draft_tokens(text: str) -> int | str:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
 
 
+def check_guessing(
+    speculative: str | None, draft_model: str | None, num_draft_tokens: str, acceptance: str
+) -> None:
+    """Raises UsageError for how to guess where nobody was told to. A server is told by requests."""
+    told = speculative is not None or draft_model is not None
+    if not told and (num_draft_tokens != "auto" or acceptance != "coupled"):
+        raise UsageError(
+            "--num-draft-tokens and --acceptance say how to guess, and nobody guesses: add "
+            "--speculative ngram or --draft-model MODEL."
+        )
+
+
 def given(**options: Any) -> dict[str, Any]:
     """Only the options that were given: the rest keep the defaults of EngineConfig."""
     return {name: value for name, value in options.items() if value is not None}

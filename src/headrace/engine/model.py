@@ -107,13 +107,16 @@ def open_draft(
     progress: Reporter | None = None,
 ) -> OpenModel | None:
     """`open_model` for a draft model; None: there is none. The target's own file, quantised to
-    fewer bits, is a draft model too. Raises UsageError for a quantize without a name."""
+    fewer bits, is a draft model too. Raises UsageError for a quantize without a name or of an
+    unknown format."""
     if quantize is not None and (name is None or isinstance(name, OpenModel)):
         raise UsageError("draft_quantize is for a draft_model given by name.")
     if name is None or isinstance(name, OpenModel):
         return name
     if not isinstance(name, str | os.PathLike):
         raise UsageError(f"A draft model is a name or a path, not {type(name).__name__}.")
+    if quantize is not None:
+        parse_format(quantize, "draft_quantize")
     return open_model(
         os.fspath(name),
         quantize=quantize,

@@ -88,15 +88,16 @@ class Quantized:
         return text
 
 
-def parse_format(text: str) -> NumberFormat:
-    """A format by its name in any case. Raises UsageError with the names there are."""
+def parse_format(text: str, option: str = "quantize") -> NumberFormat:
+    """A format by its name in any case. option: what asks for it. Raises UsageError with the names
+    there are."""
     names = {f.name: f for f in QUANTISERS}
     found = names.get(text.upper())
     if found is None:
         near = difflib.get_close_matches(text.upper(), names, n=1)
         hint = f" Did you mean {near[0].lower()}?" if near else ""
         raise UsageError(
-            f"quantize = {text!r} is unknown: {', '.join(name.lower() for name in names)}.{hint}"
+            f"{option} = {text!r} is unknown: {', '.join(name.lower() for name in names)}.{hint}"
         )
     return found
 
