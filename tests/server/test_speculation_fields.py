@@ -193,7 +193,7 @@ def test_the_rejection_rule_repeats_by_its_seed(smollm2: LiveServer) -> None:
         ({"num_draft_tokens": 65}, "1 … 64"),
         ({"num_draft_tokens": 2.5}, "1 … 64"),
         ({"acceptance": "always"}, '"coupled" or "rejection"'),
-        (5, "off, ngram, draft, true, false or an object was expected"),
+        (5, "speculative: off, ngram, draft, true, false or an object was expected"),
         (["ngram"], "off, ngram, draft, true, false or an object was expected"),
     ],
 )
@@ -202,6 +202,13 @@ def test_wishes_that_are_none(smollm2: LiveServer, path: str, wish: Any, says: s
     assert says in error["message"]
     assert error["message"].count(". ") == 0, "one sentence"
     assert error["param"] == "speculative"
+
+
+@pytest.mark.parametrize("field", ["num_draft_tokens", "acceptance"])
+def test_how_to_guess_stands_inside(smollm2: LiveServer, field: str) -> None:
+    error = smollm2.refusal(COMPLETIONS, asked(COMPLETIONS) | {field: 3})
+    assert f'Did you mean "speculative": {{"{field}": …}}?' in error["message"]
+    assert error["param"] == field
 
 
 def test_who_leaves_in_the_middle_of_it(smollm2: LiveServer) -> None:

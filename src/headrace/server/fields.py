@@ -86,6 +86,8 @@ def ignored_fields(body: RequestBody) -> list[str]:
             name = name[:80]  # comparing long texts takes long
             known = type(body).model_fields
             near = [other for other in _LENGTHS if name in _LENGTHS and other in known]
+            if name in _SPECULATION and "speculative" in known:
+                near = [f'"speculative": {{"{name}": …}}']
             near = near or difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
             raise invalid(f"Unknown field {name!r}.{hint}", name)

@@ -163,5 +163,5 @@ def _refusal(error: ValidationError, body: dict[str, Any]) -> ApiError:
         case "extra_forbidden":
             message = f"Unknown field {place!r}.{also}"
         case _:
-            message = f"{place}: {first['msg']}{also}"
+            message = f"{place}: {first['msg'].removeprefix('Value error, ')}{also}"
     return invalid(message[:500], param=name)
