@@ -274,11 +274,17 @@ def _kv_save(wanted: object, prefix_caching: bool) -> Path | None:
     if not isinstance(name, str) or not name or "\0" in name:
         raise UsageError(f"kv_save = {wanted!r} is not a directory's name.")
     if not prefix_caching:
-        raise UsageError("kv_save needs the prefix cache, which is off.")
+        raise UsageError(
+            "kv_save needs the prefix cache, which is off: enable_prefix_caching is False, or "
+            'kv_allocator is not "paged".'
+        )
     try:
-        return Path(name).expanduser().absolute()
+        directory = Path(name).expanduser().absolute()
     except RuntimeError:
         raise UsageError(f"kv_save = {wanted!r} lies in an unknown home directory.") from None
+    if os.path.isfile(directory):
+        raise UsageError(f"kv_save = {name!r} is a file; it must be a directory.")
+    return directory
 
 
 def _prefix_caching(wanted: object, allocator: Allocator) -> bool:

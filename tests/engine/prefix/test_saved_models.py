@@ -165,3 +165,13 @@ def test_kv_save_asks_for_what_it_needs(smol: LLM) -> None:
     for name in ("", "a\0b", b"/tmp", 5):
         with pytest.raises(UsageError, match=r"kv_save = .* is not a directory's name"):
             like(smol, kv_save=name)
+    with pytest.raises(UsageError, match="is a file; it must be a directory"):
+        like(smol, kv_save=__file__)
+
+
+def test_a_directory_may_be_named_by_a_text(smol: LLM, save_dir: Path) -> None:
+    llm = like(smol)
+    llm.generate([TEXT], GREEDY)
+    assert llm.engine.cache.save(str(save_dir)).reason is None
+    report = like(smol).engine.cache.restore(str(save_dir))
+    assert (report.reason, report.num_positions > 0) == (None, True)

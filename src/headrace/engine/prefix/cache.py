@@ -6,6 +6,7 @@ for `check_pin`.
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -100,7 +101,7 @@ class PrefixCache:
 
     # ---- on disk --------------------------------------------------------------------------------
 
-    def saved_in(self, directory: Path) -> SavedPrefixes:
+    def saved_in(self, directory: str | os.PathLike[str]) -> SavedPrefixes:
         """The prefixes that this engine saves in a directory. Raises UsageError where there is no
         prefix cache, or no identity of the model. Hashes the model, once."""
         if self.tree is None:
@@ -108,7 +109,7 @@ class PrefixCache:
         if self._stamp is None:
             self._stamp = self._make_stamp()
         return self.saved_type(
-            directory,
+            Path(directory),
             self._stamp,
             self.tree,
             self._manager,
@@ -116,13 +117,13 @@ class PrefixCache:
             max_positions=self._config.max_model_len,
         )
 
-    def save(self, directory: Path) -> SaveReport:
+    def save(self, directory: str | os.PathLike[str]) -> SaveReport:
         """Saves all cached prefixes, between two steps; also in `saved`, and logged. Never raises
         for the disk's sake: the report says what went wrong."""
         self.saved = self.saved_in(directory).save()
         return self.saved
 
-    def restore(self, directory: Path) -> RestoreReport:
+    def restore(self, directory: str | os.PathLike[str]) -> RestoreReport:
         """Puts the prefixes that were saved for exactly this model and these settings into the
         cache; also in `restored`, and logged. The report says why some or all are not used."""
         self.restored = self.saved_in(directory).restore()
