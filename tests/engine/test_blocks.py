@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from toy import FULL, window_group
 
-from headrace.engine.blocks import BlockManager, ContiguousBlockManager, SequenceBlocks
+from headrace.engine.blocks import BlockManager, SequenceBlocks
+from headrace.engine.contiguous import ContiguousBlockManager
 from headrace.engine.sizing import peak_blocks, plan_pools
 from headrace.errors import CapacityError
 from headrace.ops.kv import KVFormat

@@ -20,9 +20,10 @@ from collections.abc import Iterable
 from headrace.engine import sampler
 from headrace.engine.account import StepAccount
 from headrace.engine.admission import Vocabulary, check_request, max_num_tokens, rank_of, seed_of
-from headrace.engine.blocks import BlockManager, ContiguousBlockManager, KVUsage
+from headrace.engine.blocks import BlockManager, KVUsage
 from headrace.engine.config import Allocator, EngineConfig
 from headrace.engine.constraint import Constraint
+from headrace.engine.contiguous import ContiguousBlockManager
 from headrace.engine.copies import make_copies
 from headrace.engine.drawing import Drawing
 from headrace.engine.generation import Generation, Request, generation_of

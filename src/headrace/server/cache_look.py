@@ -10,8 +10,8 @@ import asyncio
 import time
 from dataclasses import dataclass, replace
 
-from headrace.engine.blocks import BlockPool
 from headrace.engine.core import Engine
+from headrace.engine.pools import BlockPool
 from headrace.engine.prefix.inspection import SaltSummary
 from headrace.engine.prefix.saved_read import RestoreReport
 from headrace.engine.prefix.tree import CacheStats
