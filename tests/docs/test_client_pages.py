@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from documented import run_bash, run_python
+from documented import blocks, run_bash, run_python
 from live_server import API_KEY, LiveServer, serving
 
 pytestmark = pytest.mark.models
@@ -31,6 +32,19 @@ def test_readme(server: LiveServer, tmp_path: Path) -> None:
     [output] = run_bash("README.md", server, tmp_path)
     assert "data: [DONE]" in output
     assert "TTFT" in output
+
+
+def test_prefix_cache(server: LiveServer, tmp_path: Path) -> None:
+    [pinned] = run_bash("docs/prefix-cache.md", server, tmp_path)
+    answer = json.loads(pinned)
+    [shown] = blocks("docs/prefix-cache.md", "json")
+    assert answer.keys() == json.loads(shown).keys()
+    assert answer["tokens"] == json.loads(shown)["tokens"]
+
+
+def test_speculation(server: LiveServer, tmp_path: Path) -> None:
+    [answered] = run_bash("docs/speculation.md", server, tmp_path)
+    assert "drafting" in json.loads(answered)["timings"]
 
 
 def test_curl(server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

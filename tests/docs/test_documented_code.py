@@ -1,4 +1,4 @@
-"""What the pages show runs: Python blocks of README and two pages, commands of the README."""
+"""What the pages show runs: Python blocks of README and three pages, commands of the README."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def readme_commands() -> list[str]:
     return [c for c in commands if "|" not in c and not c.startswith("headrace verify")]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/python.md", "docs/structured.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/python.md", "docs/structured.md", "docs/prefix-cache.md"]
+)
 def test_python_blocks_run(page: str) -> None:
     source = "\n".join(blocks(page, "python"))
     result = subprocess.run(
