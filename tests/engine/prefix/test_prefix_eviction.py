@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from engine.prefix.drawn import Drawn, ids, names
 
 
@@ -18,6 +20,26 @@ def test_the_least_recently_used_leaf_goes_from_its_tail_on() -> None:
     drawn.tree.evict([1])
     assert names(drawn) == ["abcd"]
     drawn.check()
+
+
+def test_who_lets_the_last_of_a_salt_go_looks_at_no_other_salt() -> None:
+    """With as many salts as blocks, room for a prompt would take seconds."""
+
+    class Unseen(dict):  # type: ignore[type-arg]
+        def __iter__(self) -> Iterator[str]:
+            raise AssertionError("somebody looks at all salts")
+
+        keys = values = items = __iter__  # type: ignore[assignment]
+
+    for window in (None, 6):
+        drawn = Drawn(window)
+        for salt in "xyz":
+            drawn.leave("abcd", salt)
+        store = drawn.tree.store
+        store.roots = Unseen(store.roots)
+        for left in ({"y", "z"}, {"z"}, set()):
+            assert drawn.tree.evict([1])
+            assert {salt for salt in "xyz" if salt in store.roots} == left
 
 
 def test_a_partly_filled_block_is_a_block() -> None:

@@ -133,6 +133,16 @@ class Node:
         return nodes
 
 
+class Root(Node):
+    """What the nodes of a salt are below."""
+
+    __slots__ = ("salt",)
+
+    def __init__(self, salt: str, last_used: int) -> None:
+        super().__init__(None, 0, b"", array("i"), last_used)
+        self.salt = salt
+
+
 def to_bytes(tokens: Sequence[int]) -> bytes:
     """Token ids as four bytes each."""
     return array("i", tokens).tobytes()

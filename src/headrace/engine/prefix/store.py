@@ -28,7 +28,7 @@ from headrace.engine.prefix.events import (
     chain,
     first_hash,
 )
-from headrace.engine.prefix.node import TOKEN_BYTES, Entry, Node, walk
+from headrace.engine.prefix.node import TOKEN_BYTES, Entry, Node, Root, walk
 from headrace.engine.sizing import ceil_div
 
 
@@ -110,7 +110,7 @@ class NodeStore:
         self.full_groups = [g for g, window in enumerate(windows) if window is None]
         self.window_groups = [g for g, window in enumerate(windows) if window is not None]
         self.windows = [window for window in windows if window is not None]
-        self.roots: dict[str, Node] = {}
+        self.roots: dict[str, Root] = {}
         self.leaves = AgeQueue(_leaf_age)
         self.entries = AgeQueue(_entry_age)
         self.unwritten: set[tuple[int, int]] = set()
@@ -119,11 +119,11 @@ class NodeStore:
         self.num_tokens = 0
         self.num_nodes = 0
 
-    def root(self, salt: str) -> Node:
+    def root(self, salt: str) -> Root:
         """The root of a salt, made when it is not there."""
         root = self.roots.get(salt)
         if root is None:
-            root = Node(None, 0, b"", array("i"), self.tick)
+            root = Root(salt, self.tick)
             root.hash = first_hash(salt)
             self.roots[salt] = root
         return root
@@ -236,9 +236,9 @@ class NodeStore:
 
     def _tidy(self, node: Node) -> None:
         """After a node lost a child or its entry: it may be of no use any more."""
-        if node.parent is None:
+        if isinstance(node, Root):
             if not node.children:
-                self.roots = {salt: root for salt, root in self.roots.items() if root is not node}
+                del self.roots[node.salt]
         elif self.window_groups and node.entry is None:
             if not node.children:
                 self.remove(node)
