@@ -44,6 +44,8 @@ def test_a_model_drafts_for_itself_in_fewer_bits() -> None:
     drafted = headrace(*GENERATE, *flags)
     assert drafted.returncode == 0, drafted.stderr
     assert drafted.stdout == plain.stdout
-    found = re.search(r"drafted (\d+), accepted (\d+), α (\d\.\d\d)", drafted.stderr)
+    found = re.search(r"drafted (\d+), tested (\d+), accepted (\d+), α (\d\.\d\d)", drafted.stderr)
     assert found is not None, drafted.stderr
-    assert int(found[1]) >= int(found[2]) > 0
+    guessed, tested, accepted = (int(found[i]) for i in (1, 2, 3))
+    assert guessed >= tested >= accepted > 0
+    assert float(found[4]) == pytest.approx(accepted / tested, abs=0.005)

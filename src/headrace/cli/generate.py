@@ -202,7 +202,10 @@ def speculation_text(account: SpeculationAccount) -> str:
     """What guessing ahead did for a request."""
     if not account.num_drafted:
         return "drafted 0"
-    text = f"drafted {account.num_drafted}, accepted {account.num_accepted}"
+    text = (
+        f"drafted {account.num_drafted}, tested {account.num_tested}, "
+        f"accepted {account.num_accepted}"
+    )
     if account.acceptance_rate is not None:
         text += f", α {account.acceptance_rate:.2f}"
     gains = []
