@@ -44,6 +44,7 @@ def test_a_model_drafts_for_itself_in_fewer_bits() -> None:
     drafted = headrace(*GENERATE, *flags)
     assert drafted.returncode == 0, drafted.stderr
     assert drafted.stdout == plain.stdout
+    assert "headrace: draft model: quantised at load: Q4_0" in drafted.stderr
     found = re.search(r"drafted (\d+), tested (\d+), accepted (\d+), α (\d\.\d\d)", drafted.stderr)
     assert found is not None, drafted.stderr
     guessed, tested, accepted = (int(found[i]) for i in (1, 2, 3))

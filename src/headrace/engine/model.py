@@ -78,13 +78,14 @@ def open_model(
     num_threads: int | None = None,
     offline: bool | None = None,
     progress: Reporter | None = None,
+    role: str = "",
 ) -> OpenModel:
     """Resolves (fetching if need be), opens and translates a model.
 
     quantize: a number format ("q8_0", "q4_k", …) for the matrices of linear layers, which are then
     quantised while they are packed (models/quantize.py), by num_threads threads; a note says what
-    became of them. Raises UsageError for an unknown format, ModelSourceError or ModelFileError,
-    each one sentence naming the thing and the remedy.
+    became of them, led by role where there are several models. Raises UsageError for an unknown
+    format, ModelSourceError or ModelFileError, each one sentence naming the thing and the remedy.
     """
     wanted = None if quantize is None else parse_format(quantize)
     path = resolve_source(name, offline=offline, progress=progress)
@@ -94,7 +95,7 @@ def open_model(
         done = quantize_weights(program, wanted, threads=num_threads)
         program = done.model
         if progress is not None:
-            progress.note(done.describe())
+            progress.note(f"{role}: {done.describe()}" if role else done.describe())
     return OpenModel(name, path, checkpoint, program, load_tokenizer(checkpoint), quantize)
 
 
@@ -123,6 +124,7 @@ def open_draft(
         num_threads=num_threads,
         offline=offline,
         progress=progress,
+        role="draft model",
     )
 
 
