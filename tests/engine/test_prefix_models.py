@@ -142,3 +142,9 @@ def test_a_conversation_reuses_its_history(pair: Pair) -> None:
         assert after.num_cached_tokens < len(after.prompt_token_ids)
     manager = pair.tree.engine.manager
     assert manager.available_counts == tuple(p.num_blocks for p in manager.pools)
+
+
+def test_salts_keep_prompts_apart(pair: Pair) -> None:
+    prompts = [{"prompt_token_ids": pair.ids(70), "cache_salt": salt} for salt in ("a", "b", "a")]
+    cached = [pair.tree.generate([p], GREEDY)[0].num_cached_tokens > 0 for p in prompts]
+    assert cached == [False, False, True]

@@ -366,6 +366,7 @@ class LLM:
             job.prompt.token_ids,
             job.params,
             prompt=job.prompt.text,
+            cache_salt=job.prompt.cache_salt,
             constraint=None if job.grammar is None else job.grammar.start(),
         )
 

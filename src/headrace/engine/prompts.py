@@ -4,6 +4,8 @@
 {"prompt": "text"}
 {"prompt_token_ids": [1, 2, 3]}          taken as they are
 [1, 2, 3]                                the same
+
+A mapping may also have cache_salt: cached prefixes are shared between prompts of equal salt only.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ Prompt = str | Mapping[str, Any] | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """A prompt ready for the engine. text: None when only ids were given."""
+    """A prompt ready for the engine. text: None when only ids were given. cache_salt: see
+    Engine.add."""
 
     token_ids: list[int]
     text: str | None
+    cache_salt: str = ""
 
 
 def as_prompt_list(prompts: object) -> list[Prompt]:
@@ -44,20 +48,23 @@ def read_prompt(prompt: Prompt, encode: Callable[[str], list[int]]) -> TokenProm
     if isinstance(prompt, str):
         return TokenPrompt(encode(prompt), prompt)
     if isinstance(prompt, Mapping):
-        unknown = set(prompt) - {"prompt", "prompt_token_ids"}
+        unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
         if unknown:
             raise PromptError(
-                f"Unknown prompt field {sorted(map(str, unknown))[0]!r}; known are prompt and "
-                f"prompt_token_ids."
+                f"Unknown prompt field {sorted(map(str, unknown))[0]!r}; known are prompt, "
+                f"prompt_token_ids and cache_salt."
             )
+        salt = prompt.get("cache_salt", "")
+        if not isinstance(salt, str):
+            raise PromptError(f"The field cache_salt must be text, not {type(salt).__name__}.")
         text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
         if text is not None and not isinstance(text, str):
             raise PromptError(f"The field prompt must be text, not {type(text).__name__}.")
         if ids is not None:
-            return TokenPrompt(_ids(ids), text)
+            return TokenPrompt(_ids(ids), text, salt)
         if text is None:
             raise PromptError("A prompt mapping needs prompt or prompt_token_ids.")
-        return TokenPrompt(encode(text), text)
+        return TokenPrompt(encode(text), text, salt)
     return TokenPrompt(_ids(prompt), None)
 
 
