@@ -32,8 +32,9 @@ test-clients: $(VENV)/dev $(CLIENTS)/installed  ## langchain, llm, lm-eval and g
 test-abuse: $(VENV)/dev  ## 20,000 hostile requests and more of schemathesis (about ten minutes)
 	HEADRACE_FUZZ_CASES=20000 HEADRACE_OPENAPI_EXAMPLES=400 $(PYTEST) -s -k "hostile or document" tests/server $(ARGS)
 
-test-prefix-soak: $(VENV)/dev  ## a million random operations on the prefix tree against a plain model (about five minutes)
-	HEADRACE_PREFIX_OPERATIONS=1000000 $(PYTEST) -k random_operations tests/engine/prefix/test_prefix_random.py $(ARGS)
+test-prefix-soak: $(VENV)/dev  ## a million random operations on the prefix tree, and 5,000 lives of engines (about ten minutes)
+	HEADRACE_PREFIX_OPERATIONS=1000000 HEADRACE_SOAK_LIVES=5000 \
+		$(PYTEST) -k "random_operations or lives" tests/engine/prefix/test_prefix_random.py tests/engine/test_engine_lives.py $(ARGS)
 
 test-sanitize: $(VENV)/dev  ## native tests under address and undefined-behaviour sanitizers
 	scripts/test-sanitize $(ARGS)

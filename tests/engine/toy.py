@@ -16,6 +16,7 @@ import numpy.typing as npt
 from headrace.engine import sampler
 from headrace.engine.admission import Vocabulary
 from headrace.engine.config import Allocator, EngineConfig
+from headrace.engine.constraint import Constraint
 from headrace.engine.core import Engine
 from headrace.engine.generation import Request
 from headrace.engine.outputs import Delta
@@ -306,8 +307,10 @@ def expected_tokens(
     request: Request,
     sample_index: int,
     max_model_len: int,
+    constraint: Constraint | None = None,
 ) -> list[int]:
-    """What a sample must be, from the toy's oracle and the sampler alone: no cache, no batch."""
+    """What a sample must be, from the toy's oracle and the sampler alone: no cache, no batch.
+    constraint: in its first state."""
     params = request.params
     history = list(request.prompt_token_ids)
     limit = max_model_len
@@ -324,12 +327,15 @@ def expected_tokens(
     tokens: list[int] = []
     while len(history) < limit:
         row = model.logits(history).reshape(1, -1)
-        drawn = sampler.sample(row, [state], [len(history)], model.vocab)[0]
+        masks = None if constraint is None else [constraint.mask()]
+        drawn = sampler.sample(row, [state], [len(history)], model.vocab, masks=masks)[0]
         if drawn.status is not sampler.RowStatus.OK:
             break
         history.append(drawn.token)
         tokens.append(drawn.token)
         state.accept(drawn.token)
-        if drawn.token in stops:
+        if constraint is not None:
+            constraint.accept(drawn.token)
+        if drawn.token in stops or (constraint is not None and constraint.finished):
             break
     return tokens
