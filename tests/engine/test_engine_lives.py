@@ -278,6 +278,7 @@ class Life:
         self.check()
         for request, length in self.requests:
             self.check_texts(request, length)
+            self.check_account(request)
             self.counts["cached"] += request.num_cached_tokens
             self.counts["preempted"] += request.num_preemptions
             if request.speculation_account is not None:
@@ -295,6 +296,17 @@ class Life:
         assert engine.manager.free_counts == tuple(pool.num_blocks for pool in pools)
         if self.saving is not None:
             self.saving[1].abandon()
+
+    def check_account(self, request: Request) -> None:
+        """What was cached was not computed, and all else was, once."""
+        assert 0 <= request.num_cached_tokens < len(request.prompt_token_ids)
+        sample = request.generations[0]
+        is_whole = sample.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        is_alone = request.params.n == 1 and request.speculation is None
+        if is_whole and is_alone and not request.num_preemptions:
+            num_decoded = max(len(sample.token_ids) - 1, 0)
+            num_prompt = len(request.prompt_token_ids) - request.num_cached_tokens
+            assert request.num_computed_tokens == num_prompt + num_decoded
 
     def check_texts(self, request: Request, length: int | None) -> None:
         params = request.params

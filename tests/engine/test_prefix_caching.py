@@ -70,6 +70,23 @@ def test_row_1_eight_copies_of_one_prompt_in_one_batch(groups: tuple[KVGroupSpec
     assert sum(c.num_cached_tokens > 0 for c in copies) >= 6
 
 
+def test_what_was_found_and_lost_while_there_was_no_room_does_not_count() -> None:
+    model = ToyModel()
+    engine = make_engine(model, prefix_caching=True, max_model_len=64, num_blocks=[16])
+    check(model, engine, engine.add(ids(1, 8), GREEDY.replace(max_tokens=1)))
+    growing = engine.add(ids(2, 4), GREEDY.replace(max_tokens=60))
+    for _ in range(24):
+        engine.step()
+    waiting = engine.add(ids(1, 8) + ids(3, 40), GREEDY.replace(max_tokens=1))
+    engine.step()
+    assert (
+        len(engine.scheduler.waiting) == 1
+    )  # 8 of its 48 positions are cached, the rest has no room
+    check(model, engine, growing, waiting)
+    assert waiting.num_computed_tokens == 48
+    assert waiting.num_cached_tokens == 0
+
+
 def test_row_5_equal_prompts_share_in_the_very_step_that_computes_them() -> None:
     model = ToyModel()
     engine = make_engine(model, prefix_caching=True)

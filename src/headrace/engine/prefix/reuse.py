@@ -54,13 +54,13 @@ class PrefixReuse:
         sequence.cache_note = match.short_reason
         if match.num_matched > match.num_stored:
             sequence.branch = match.num_matched
+        if sequence.num_preemptions == 0:  # later it may find what it computed itself
+            sequence.num_cached_tokens = match.start
         if match.start == 0:
             return
         sequence.blocks = tree.share(match)
         sequence.num_computed_tokens = match.start
         sequence.num_stored_tokens = match.num_stored
-        if sequence.num_preemptions == 0:  # later it may find what it computed itself
-            sequence.num_cached_tokens = match.start
 
     def catch_up(self, sequence: Sequence) -> None:
         """Moves a sequence in the middle of its prompt to where another one with the same prompt
