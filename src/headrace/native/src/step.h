@@ -137,8 +137,8 @@ struct RawMatrix {
 //   K (side 0): [block_size/16] × [D/2][16 positions][2]
 //   V (side 1): [block_size/16] × [8 position pairs][Dv][2]
 // at base + layer·layer_stride + block·block_stride + side·v_offset +
-// head·(block_size·dim)·element. Saved blocks have this layout: who changes it also changes KV_LAYOUT
-// (ops/numerics.py).
+// head·(block_size·dim)·element. Saved blocks have this layout: who changes it also changes
+// KV_LAYOUT (ops/numerics.py).
 struct KVMemory {
   KVFormat format;
   int64_t num_blocks, block_size, kv_heads, k_dim, v_dim;
