@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from headrace.engine.core import Engine
 from headrace.engine.generation import Request
 from headrace.engine.params import SamplingParams
+from headrace.engine.sizing import ceil_div
 from headrace.verify.probe import GREEDY, Probe, Run, run_requests
 from headrace.verify.result import RungResult, difference
 from headrace.verify.subject import Subject
@@ -68,7 +69,7 @@ def _reentered(subject: Subject, prompt: list[int]) -> tuple[int, int, float]:
     """The prompt again, after others have taken a part of its blocks: what was still there, what
     had been evicted, and the error."""
     size = subject.block_size
-    room = -(-(len(prompt) + GREEDY.max_tokens) // size)  # type: ignore[operator]
+    room = ceil_div(len(prompt) + (GREEDY.max_tokens or 0), size)
     blocks = (room + room // 2,) * len(subject.program.kv_groups)
     engine, probe = subject.engine(num_blocks=blocks, enable_prefix_caching=True)
     _one(engine, probe, prompt[: len(prompt) // 2], GREEDY)

@@ -6,12 +6,12 @@ import base64
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.engine.outputs import Delta
 from headrace.server.job import Job
 from headrace.server.render.answer import dump, timings
+from headrace.server.render.unstreamed import Unstreamed
 
 
-class EmbeddingRenderer:
+class EmbeddingRenderer(Unstreamed):
     """encoded: base64 of the float32 values, little-endian, instead of numbers."""
 
     def __init__(self, model: str, encoded: bool) -> None:
@@ -21,15 +21,6 @@ class EmbeddingRenderer:
     @property
     def id(self) -> str | None:
         return None
-
-    def start(self) -> bytes:
-        return b""
-
-    def chunk(self, job: Job, delta: Delta) -> bytes:
-        return b""
-
-    def end(self, jobs: Sequence[Job]) -> bytes:
-        return b""
 
     def whole(self, jobs: Sequence[Job]) -> bytes:
         num_tokens = sum(len(job.prompt) for job in jobs)

@@ -6,13 +6,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.engine.outputs import Delta
 from headrace.engine.prefix.pins import Pin
 from headrace.server.job import Job
 from headrace.server.render.answer import dump, usage
+from headrace.server.render.unstreamed import Unstreamed
 
 
-class PinRenderer:
+class PinRenderer(Unstreamed):
     """Tells of one pin, once `pinned` was called (on the engine's thread)."""
 
     def __init__(self) -> None:
@@ -32,15 +32,6 @@ class PinRenderer:
             "tokens": len(pin.tokens),
             "expires_at": None if ttl_s is None else round(now + ttl_s, 3),
         }
-
-    def start(self) -> bytes:
-        return b""
-
-    def chunk(self, job: Job, delta: Delta) -> bytes:
-        return b""
-
-    def end(self, jobs: Sequence[Job]) -> bytes:
-        return b""
 
     def whole(self, jobs: Sequence[Job]) -> bytes:
         return dump({**self._answer, "usage": usage(jobs)})
