@@ -1,0 +1,9 @@
+"""What a model will need and reach on some hardware, before anything is bought or fetched.
+
+    resolve.py   MODEL → PlanModel        hardware.py  --hardware → Hardware
+    question.py  what is asked            memory.py, times.py, paper.py  the numbers of one row
+    table.py     plan(question) → BudgetTable   advice.py, engines.py, flags.py  what to make of it
+    why.py, report.py  every formula with its numbers, and the pages people read
+
+Reads file headers and descriptions only: no weights, no torch. docs/plan.md explains the numbers.
+"""
