@@ -9,7 +9,7 @@ PROMPT ?= Explain in two sentences why the sky is blue.
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/headrace/native/src/*.* src/headrace/native/src/kernels/*.*)
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: run test test-unit test-models test-clients test-abuse test-prefix-soak test-sanitize check format bench bench-server bench-compare bench-page clean help
+.PHONY: run test test-unit test-models test-lab test-ui test-clients test-abuse test-prefix-soak test-sanitize check format bench bench-server bench-compare bench-page clean help
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
@@ -18,13 +18,16 @@ run: $(VENV)/installed  ## install, build, fetch the default model, answer a pro
 	@$(BIN)/headrace generate $(MODEL) --chat -p "$(PROMPT)" -n 96 --stats
 
 test: $(VENV)/dev  ## the default suite: unit, oracles on tiny models, smollm2 and gemma3
-	HEADRACE_NO_SKIPS=1 $(PYTEST) -m "not large" $(ARGS)
+	HEADRACE_NO_SKIPS=1 $(PYTEST) -m "not large and not lab and not ui" $(ARGS)
 
 test-unit: $(VENV)/dev  ## the tests that use neither torch nor a model
-	$(PYTEST) -m "not large and not models and not torch" $(ARGS)
+	$(PYTEST) -m "not large and not lab and not ui and not models and not torch" $(ARGS)
 
 test-models: $(VENV)/peers  ## four models, every instruction set, 1 and 2 threads, llama.cpp
-	HEADRACE_NO_SKIPS=1 $(PYTEST) -m "large or models" $(ARGS)
+	HEADRACE_NO_SKIPS=1 $(PYTEST) -m "(large or models) and not lab and not ui" $(ARGS)
+
+test-lab: $(VENV)/dev  ## every experiment of the lab, quick, and planted faults that its checks must catch (about 25 minutes)
+	HEADRACE_NO_SKIPS=1 $(PYTEST) -m lab tests/lab $(ARGS)
 
 test-clients: $(VENV)/dev $(CLIENTS)/installed  ## langchain, llm, lm-eval and guidellm against a real server
 	HEADRACE_NO_SKIPS=1 HEADRACE_PYTHON=$(abspath $(BIN))/python $(CLIENTS)/bin/python -m pytest tests/clients $(ARGS)

@@ -17,6 +17,7 @@ from headrace.cli.bench import bench_app
 from headrace.cli.chat import chat
 from headrace.cli.env import env
 from headrace.cli.generate import generate
+from headrace.cli.lab import lab_app
 from headrace.cli.models import models_app
 from headrace.cli.perplexity import perplexity
 from headrace.cli.run_batch import run_batch
@@ -58,6 +59,7 @@ app.command()(run_batch)
 app.command()(verify)
 app.command()(env)
 app.add_typer(bench_app, name="bench")
+app.add_typer(lab_app, name="lab")
 app.add_typer(models_app, name="models")
 
 

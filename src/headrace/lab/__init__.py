@@ -1,1 +1,9 @@
-"""The lab: claims about inference, reproduced on one's own machine as pictures with conditions."""
+"""Experiments that reproduce what is taught about inference on the user's own machine.
+
+    experiment.py  what an experiment is: question, prediction, check, measurement
+    lab.py         what an experiment is given: models, text, the machine, figures, progress
+    runner.py      predict → check → measure → verdict → files
+    catalog.py     name → experiment
+
+May import anything; only the command line imports it.
+"""

@@ -1,0 +1,27 @@
+"""All experiments, in the order in which a newcomer takes them. Imports one only when asked."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+
+from headrace.errors import UsageError
+from headrace.lab.experiment import Experiment
+
+#: Name → module and class. Order: see docs/lab/index.md.
+EXPERIMENTS: Mapping[str, tuple[str, str]] = {}
+
+
+def find(name: str) -> Experiment:
+    """Raises UsageError for an unknown name."""
+    place = EXPERIMENTS.get(name)
+    if place is None:
+        near = difflib.get_close_matches(name, EXPERIMENTS, n=1)
+        hint = f"did you mean {near[0]}?" if near else "`headrace lab list` names them."
+        raise UsageError(f"There is no experiment {name!r}; {hint}")
+    module, attribute = place
+    found: type[Experiment] = getattr(
+        importlib.import_module(f"headrace.lab.experiments.{module}"), attribute
+    )
+    return found()

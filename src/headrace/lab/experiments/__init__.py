@@ -1,0 +1,1 @@
+"""One experiment per module; catalog.py lists them."""

@@ -1,0 +1,146 @@
+"""The page of findings: one result as Markdown. Pure text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.lab.result import Result
+
+
+def findings_page(result: Result) -> str:
+    """The whole page, figures by their file names."""
+    data = result.data
+    parts = [
+        f"# {data['title']}",
+        f"**Question.** {data['question']}",
+        f"**What is taught.** {data['claim']}",
+        _checks(data),
+    ]
+    if data["passed"]:
+        parts += [_predictions(data), _conclusions(data)]
+        parts += [f"![{f['alt']}]({f['file']})\n\n*{f['caption']}*" for f in data["figures"]]
+        parts += [_table(table) for table in data["tables"]]
+        parts += [f"- {note}" for note in data["notes"]]
+    parts += [_conditions(data)]
+    if data["try_this"]:
+        parts.append("**Try this next**\n\n" + "\n".join(f"- {line}" for line in data["try_this"]))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def markdown_rows(columns: list[str], rows: list[list[Any]]) -> str:
+    """A table; numbers to the right."""
+    numeric = [all(not isinstance(row[i], str) for row in rows) for i in range(len(columns))]
+    rule = "|".join("---:" if right else "---" for right in numeric)
+    lines = [f"| {' | '.join(columns)} |", f"|{rule}|"]
+    lines += [f"| {' | '.join(cell(value) for value in row)} |" for row in rows]
+    return "\n".join(lines)
+
+
+def cell(value: Any) -> str:
+    """A value as people read it: three significant digits, thousands with commas, — for none."""
+    if value is None:
+        return "—"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return number(value)
+    return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def number(value: float) -> str:
+    """Three significant digits, without an exponent where that is readable."""
+    if value == 0 or 1e-3 <= abs(value) < 1e6:
+        digits = max(0, 2 - _magnitude(value))
+        return f"{value:,.{digits}f}"
+    return f"{value:.2e}"
+
+
+def _magnitude(value: float) -> int:
+    """Power of ten of the first digit."""
+    return 0 if value == 0 else int(f"{value:e}".rpartition("e")[2])
+
+
+def interval(measured: dict[str, Any] | None) -> str:
+    """ "12.3 (11.9 … 12.8)"."""
+    if measured is None:
+        return "—"
+    value, low, high = (measured[name] for name in ("value", "low", "high"))
+    if value is None:
+        return "—"
+    if low == value == high:
+        return number(value)
+    ends = (("−∞" if low is None else number(low)), ("∞" if high is None else number(high)))
+    return f"{number(value)} ({ends[0]} … {ends[1]})"
+
+
+def _checks(data: dict[str, Any]) -> str:
+    rows = [[c["name"], "yes" if c["passed"] else "**NO**", c["detail"]] for c in data["checks"]]
+    title = "**Correct first**" if data["passed"] else "**A check failed; nothing was measured**"
+    if data["inject"]:
+        title += f" (fault planted: {data['inject']})"
+    return f"{title}\n\n{markdown_rows(['check', 'holds', 'figures'], rows)}"
+
+
+def _predictions(data: dict[str, Any]) -> str:
+    rows = [
+        [p["what"], f"{_sign(p['kind'])}{number(p['value'])} {p['unit']}".strip(),
+         interval(p["measured"]), p["verdict"], p["how"]]
+        for p in data["predictions"]
+    ]  # fmt: skip
+    columns = ["prediction", "predicted", "measured", "verdict", "where the number comes from"]
+    return f"**Predicted, then measured**\n\n{markdown_rows(columns, rows)}" if rows else ""
+
+
+def _sign(kind: str) -> str:
+    return {"at most": "≤ ", "at least": "≥ "}.get(kind, "")
+
+
+def _conclusions(data: dict[str, Any]) -> str:
+    lines = [
+        f"- {'' if c['resolved'] else '**Not resolved:** '}{c['text']}" for c in data["conclusions"]
+    ]
+    return "**Conclusions**\n\n" + "\n".join(lines) if lines else ""
+
+
+def _table(table: dict[str, Any]) -> str:
+    note = f"\n\n{table['note']}" if table["note"] else ""
+    return f"**{table['name']}**\n\n{markdown_rows(table['columns'], table['rows'])}{note}"
+
+
+def _conditions(data: dict[str, Any]) -> str:
+    return f"**Conditions.** {conditions_line(data)}"
+
+
+def conditions_line(data: dict[str, Any]) -> str:
+    """What the figures hold for, in one sentence."""
+    conditions = data["conditions"]
+    models = ", ".join(
+        f"{m['name']} ({', '.join(m['weights'])}"
+        + (f", --quantize {m['quantize']}" if m["quantize"] else "") + ")"
+        for m in conditions.get("models", [])
+    )  # fmt: skip
+    facts = [
+        "quick run" if data["quick"] else "full run",
+        f"started {data['started']}",
+        f"{data['seconds']:.0f} s",
+        f"{conditions.get('cpu')}",
+        f"{conditions.get('threads')} threads",
+        f"Headrace {conditions.get('headrace')} ({conditions.get('numerics_id')})",
+        models,
+        f"text: {conditions['text']}" if conditions.get("text") else "",
+        _probes(conditions.get("probes", [])),
+    ]
+    return "; ".join(fact for fact in facts if fact) + "."
+
+
+def _probes(probes: list[dict[str, float]]) -> str:
+    if not probes:
+        return ""
+    reads = sorted(p["read_gb_per_s"] for p in probes)
+    peaks = sorted(p["int8_gop_per_s"] for p in probes)
+    return (
+        f"machine probed {len(probes)} times: reads {reads[0]:.0f} … {reads[-1]:.0f} GB/s, int8 "
+        f"{peaks[0]:,.0f} … {peaks[-1]:,.0f} Gop/s"
+    )

@@ -1,0 +1,111 @@
+"""One run: predict → check → measure → verdict → files.
+
+Files appear whole: everything is written to a directory beside the final one, which then takes its
+place; the result that was there before is kept as NAME.previous.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from headrace.errors import UsageError
+from headrace.formats.fetching import Reporter
+from headrace.lab.experiment import Experiment, Findings
+from headrace.lab.findings_page import findings_page
+from headrace.lab.lab import Lab, Settings
+from headrace.lab.progress import Listener, Progress
+from headrace.lab.result import FILE, Result, make_result
+
+#: Shares of a run's time.
+_CHECK_SHARE = 0.25
+
+
+def run(
+    experiment: Experiment,
+    settings: Settings,
+    out: Path,
+    *,
+    listener: Listener = lambda report: None,
+    reporter: Reporter | None = None,
+) -> Result:
+    """Runs an experiment into out/NAME. A failed check is a result, too: `passed` is false and
+    nothing was measured. Raises UsageError for a fault that its check does not look for, and
+    whatever the experiment raises; then no file changes."""
+    if settings.inject is not None and settings.inject not in experiment.faults:
+        known = ", ".join(experiment.faults) or "none"
+        raise UsageError(
+            f"The check of {experiment.name} does not look for the fault {settings.inject}; it "
+            f"looks for {known}."
+        )
+    _make_directory(out)
+    work = Path(tempfile.mkdtemp(prefix=f".{experiment.name}.", dir=out))
+    try:
+        result = _run(experiment, settings, work, listener, reporter)
+        _replace(work, out / experiment.name)
+        return result
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _run(
+    experiment: Experiment,
+    settings: Settings,
+    work: Path,
+    listener: Listener,
+    reporter: Reporter | None,
+) -> Result:
+    started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+    expected_s = experiment.quick_s if settings.quick else experiment.full_s
+    lab = Lab(settings, work, Progress(experiment.name, expected_s, listener), reporter)
+    lab.tell("predicting")
+    predictions = experiment.predict(lab)
+    keys = [p.key for p in predictions]
+    assert len(set(keys)) == len(keys), f"{experiment.name}: a key is predicted twice: {keys}"
+    lab.write_json(
+        "prediction.json",
+        {"written": datetime.now(UTC).isoformat(timespec="seconds"),
+         "predictions": [asdict(p) | {"kind": p.kind.value} for p in predictions]},
+    )  # fmt: skip
+    with lab.stage("checking", _CHECK_SHARE):
+        checks = experiment.check(lab)
+    findings: Findings | None = None
+    if checks and all(check.passed for check in checks):
+        with lab.stage("measuring", 1 - _CHECK_SHARE):
+            findings = experiment.measure(lab, {p.key: p for p in predictions})
+        findings.figures = findings.figures or lab.figures
+    result = make_result(
+        experiment,
+        quick=settings.quick,
+        inject=settings.inject,
+        predictions=predictions,
+        checks=checks,
+        findings=findings,
+        conditions=lab.conditions(),
+        started=started,
+        seconds=time.monotonic() - clock,
+    )
+    lab.write_json(FILE, result.data)
+    (work / "findings.md").write_text(findings_page(result), encoding="utf-8")
+    return result
+
+
+def _make_directory(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {out}: {error.strerror}; name another directory.") from None
+
+
+def _replace(work: Path, final: Path) -> None:
+    """Puts `work` in the place of `final`, which becomes NAME.previous."""
+    work.chmod(0o755)
+    if final.exists():
+        previous = final.with_name(f"{final.name}.previous")
+        shutil.rmtree(previous, ignore_errors=True)
+        final.rename(previous)
+    work.rename(final)
