@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from headrace.errors import UsageError
 from headrace.lab.experiment import Experiment
 
-#: Name → module and class. Order: see docs/lab/index.md.
+#: Name → module and class, in the order of docs/lab/index.md: kv-cache, attention, sampling,
+#: formats, batching, paging, speculation, heads, faults, roofline, budget.
 EXPERIMENTS: Mapping[str, tuple[str, str]] = {}
 
 

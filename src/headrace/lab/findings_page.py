@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from headrace.errors import UsageError
 from headrace.lab.result import Result
 
 
@@ -25,6 +26,25 @@ def findings_page(result: Result) -> str:
     if data["try_this"]:
         parts.append("**Try this next**\n\n" + "\n".join(f"- {line}" for line in data["try_this"]))
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def part(result: Result, what: str) -> str:
+    """One part of the page: checks, predictions, conclusions, conditions, or a table by its name.
+    Raises UsageError for a table that the result does not have."""
+    data = result.data
+    fixed = {
+        "checks": _checks,
+        "predictions": _predictions,
+        "conclusions": _conclusions,
+        "conditions": _conditions,
+    }
+    if what in fixed:
+        return fixed[what](data)
+    for table in data["tables"]:
+        if table["name"] == what:
+            return _table(table)
+    known = ", ".join([*fixed, *(table["name"] for table in data["tables"])])
+    raise UsageError(f"The result of {result.name} has no part {what!r}; it has {known}.")
 
 
 def markdown_rows(columns: list[str], rows: list[list[Any]]) -> str:
