@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.errors import CapacityError
-from headrace.ops.kv import KVFormat, KVGroupSpec
+from headrace.ops.kv import KVElement, KVGroupSpec
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -58,7 +58,7 @@ class PoolPlan:
 
 def plan_pools(
     groups: Sequence[KVGroupSpec],
-    fmt: KVFormat,
+    fmt: KVElement,
     block_size: int,
     *,
     budget_bytes: int | None,

@@ -18,17 +18,18 @@ _SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.g
 _MAX_SPLITS = 9999
 
 
-def open_gguf(path: Path) -> FileCheckpoint:
+def open_gguf(path: Path, *, header_only: bool = False) -> FileCheckpoint:
     """Opens a GGUF file, or the whole set when it is one file of a split set.
 
-    Reads headers only; tensor bytes stay in the mapped files. Raises ModelFileError.
+    Reads headers only; tensor bytes stay in the mapped files. header_only: files may end after
+    their headers; tensors can then be described, not loaded. Raises ModelFileError.
     """
-    header = _read(path)
+    header = _read(path, header_only)
     num_splits = _split_figure(header, "split.count", path)
     if num_splits is None or num_splits <= 1:
         return _checkpoint(path, (path,), header.metadata, header.tensors)
     paths = _split_paths(path, num_splits)
-    headers = [header if each.name == path.name else _read(each) for each in paths]
+    headers = [header if each.name == path.name else _read(each, header_only) for each in paths]
     _check_numbers(paths, headers, num_splits)
     tensors: dict[str, StoredTensor] = {}
     for each, part in zip(paths, headers, strict=True):
@@ -49,8 +50,8 @@ def open_gguf(path: Path) -> FileCheckpoint:
     return _checkpoint(path, paths, headers[0].metadata, tensors)
 
 
-def _read(path: Path) -> GGUFHeader:
-    return read_header(map_file(path), str(path))
+def _read(path: Path, header_only: bool) -> GGUFHeader:
+    return read_header(map_file(path), str(path), header_only=header_only)
 
 
 def _checkpoint(

@@ -56,11 +56,12 @@ class GGUFHeader:
     tensors: dict[str, StoredTensor]
 
 
-def read_header(buffer: memoryview, source: str) -> GGUFHeader:
+def read_header(buffer: memoryview, source: str, *, header_only: bool = False) -> GGUFHeader:
     """Reads and checks the header of one GGUF file.
 
-    buffer: the whole file, uint8. source: what to call it in messages. Allocates in proportion to
-    the header's real size only. Raises ModelFileError, never anything else.
+    buffer: the whole file, uint8. source: what to call it in messages. header_only: the tensors may
+    be missing, and have no data then. Allocates in proportion to the header's real size only.
+    Raises ModelFileError, never anything else.
     """
     cursor = Cursor(buffer, source)
     version = _read_version(cursor)
@@ -75,7 +76,8 @@ def read_header(buffer: memoryview, source: str) -> GGUFHeader:
         )
     entries = _read_entries(cursor, num_tensors)
     data_start = -(-cursor.pos // alignment) * alignment
-    return GGUFHeader(version, metadata, _place(cursor, entries, data_start, alignment))
+    end = None if header_only else cursor.end
+    return GGUFHeader(version, metadata, _place(cursor, entries, data_start, alignment, end))
 
 
 def _read_version(cursor: Cursor) -> int:
@@ -143,9 +145,14 @@ def _read_entries(cursor: Cursor, num_tensors: int) -> dict[str, TensorEntry]:
 
 
 def _place(
-    cursor: Cursor, entries: dict[str, TensorEntry], data_start: int, alignment: int
+    cursor: Cursor,
+    entries: dict[str, TensorEntry],
+    data_start: int,
+    alignment: int,
+    end: int | None,
 ) -> dict[str, StoredTensor]:
-    """Turns entries into views of the file's data, after checking that each lies inside it."""
+    """Turns entries into views of the file's data, after checking that each lies inside it. end: of
+    the file; None: without data."""
     tensors: dict[str, StoredTensor] = {}
     extents: list[tuple[int, int, str]] = []
     for entry in entries.values():
@@ -174,16 +181,16 @@ def _place(
             )
         num_bytes = math.prod(entry.shape[:-1]) * number_format.row_bytes(entry.shape[-1])
         start = data_start + entry.offset
-        if start + num_bytes > cursor.end:
+        if end is not None and start + num_bytes > end:
             cursor.fail(
                 f"the file is truncated or damaged: {what} (shape {list(entry.shape)}, "
                 f"{number_format.name}) needs bytes {start} to {start + num_bytes}, but the file "
-                f"has {cursor.end}; download it again."
+                f"has {end}; download it again."
             )
         extents.append((start, start + num_bytes, entry.name))
         tensors[entry.name] = StoredTensor(
             entry.name, entry.shape, number_format, number_format.name, cursor.source,
-            cursor.buffer[start : start + num_bytes],
+            None if end is None else cursor.buffer[start : start + num_bytes],
         )  # fmt: skip
     overlap = first_overlap(extents)
     if overlap:

@@ -27,7 +27,8 @@ class StoredTensor:
 
     shape: row-major, innermost axis last, at least one axis. format: None when Headrace does not
     compute with `format_name` (integer tables, IQ types); such a tensor may be listed, not loaded.
-    data: its bytes in the mapped file, or None where `format` is None and the size is unknown.
+    data: its bytes in the mapped file; None where `format` is None and the size is unknown, or
+    where only the header was read.
     """
 
     name: str

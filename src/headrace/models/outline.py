@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from headrace.errors import ModelFileError
 from headrace.models import blocks, catalog
 from headrace.models.config import ModelConfig
-from headrace.models.family import Family
-from headrace.models.fields import Fields
+from headrace.models.family import Family, TensorFacts
+from headrace.models.fields import MAX_VOCAB, Fields
 from headrace.models.weights import WeightSpec
 from headrace.ops.contract import Ops, Rows, V
 from headrace.ops.kv import KVGroupSpec
@@ -109,3 +109,41 @@ def outline_from_hf(
             f'{source}: architecture "{name[:60]}" is not supported; supported are {known}.'
         )
     return outline(family, family.config_from_hf(fields), format_of or uniform(BF16))
+
+
+def outline_from_gguf(
+    architecture: str,
+    metadata: Mapping[str, object],
+    stored: Mapping[str, TensorSpec],
+    *,
+    source: str,
+) -> ModelOutline:
+    """The model of a GGUF file's header. stored: its tensors, by the file's names; an output matrix
+    counts as one of its own. Vectors count as float32, which is what they become at load.
+
+    source: what to call it in messages. Raises ModelFileError.
+    """
+    family = catalog.GGUF_ARCHITECTURES.get(architecture)
+    if family is None:
+        known = ", ".join(catalog.GGUF_ARCHITECTURES)
+        raise ModelFileError(
+            f'{source}: architecture "{architecture[:60]}" is not supported; supported are {known}.'
+        )
+    embedding = stored.get("token_embd.weight")
+    if embedding is None or not 0 < embedding.rows <= MAX_VOCAB:
+        raise ModelFileError(
+            f"{source}: tensor token_embd.weight is missing, or has too many rows."
+        )
+    facts = TensorFacts(embedding.rows, frozenset(stored))
+    config = family.config_from_gguf(Fields(metadata, source, f"{architecture}."), facts)
+    weights = {}
+    for spec in family.weight_specs(config):
+        found = stored.get(spec.gguf)
+        if found is None or found.shape != spec.shape:
+            shape = "is missing" if found is None else f"has shape {found.shape}"
+            raise ModelFileError(
+                f"{source}: tensor {spec.gguf} {shape}, but a {family.name} model of its sizes "
+                f"needs it as {spec.shape}."
+            )
+        weights[spec.name] = TensorSpec(F32, spec.shape) if len(spec.shape) < 2 else found
+    return ModelOutline(config, family, weights)

@@ -34,7 +34,7 @@ from headrace.quant.formats import (
     Q8_0,
     NumberFormat,
 )
-from headrace.quant.tensor import HostTensor
+from headrace.quant.tensor import HostTensor, TensorSpec
 
 #: What takes a format's place where rows do not divide by 256.
 FALLBACKS = {Q2_K: Q4_0, Q3_K: Q4_0, Q4_K: Q5_0, Q5_K: Q5_1, Q6_K: Q8_0}
@@ -128,7 +128,7 @@ def quantize(model: LoadedModel, wanted: NumberFormat, *, threads: int | None = 
     return Quantized(result, wanted, tuple(choices), kept, stored_bytes, result_bytes)
 
 
-def format_for(tensor: HostTensor, wanted: NumberFormat, *, head: bool) -> NumberFormat | None:
+def format_for(tensor: TensorSpec, wanted: NumberFormat, *, head: bool) -> NumberFormat | None:
     """What a matrix becomes; None: it stays as it is."""
     target = Q6_K if head and wanted.bits_per_weight < Q6_K.bits_per_weight else wanted
     if tensor.columns % target.block_size:

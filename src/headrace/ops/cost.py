@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from headrace.ops.contract import Activation, Rows
 from headrace.ops.counts import Chunk, OpCost, StepCost, Unit
-from headrace.ops.kv import KVFormat
+from headrace.ops.kv import KVElement, KVFormat
 from headrace.ops.program import Outline
 from headrace.ops.record import record
 from headrace.ops.recording import (
@@ -97,7 +97,7 @@ class CostModel:
         self,
         program: Outline,
         *,
-        kv_format: KVFormat = KVFormat.BF16,
+        kv_format: KVElement = KVFormat.BF16,
         cache_bytes: int | None = None,
         activation_bytes: int = 4,
     ) -> None:

@@ -8,6 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
+
+
+class KVElement(Protocol):
+    """How a number of the cache is stored, as far as sizes go. value: the format's name."""
+
+    @property
+    def value(self) -> str: ...
+    @property
+    def element_bytes(self) -> int: ...
 
 
 class KVFormat(Enum):
@@ -35,6 +45,6 @@ class KVGroupSpec:
     v_dim: int
     window: int | None = None
 
-    def bytes_per_position(self, fmt: KVFormat) -> int:
+    def bytes_per_position(self, fmt: KVElement) -> int:
         """Bytes of one position over all layers of the group: L·K·(Dk + Dv)·bytes."""
         return len(self.layers) * self.kv_heads * (self.k_dim + self.v_dim) * fmt.element_bytes

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.engine.sizing import plan_pools
-from headrace.ops.kv import KVFormat
+from headrace.ops.kv import KVElement
 from headrace.ops.program import Outline
 
 
@@ -43,7 +43,7 @@ def plan_memory(
     *,
     context: int,
     concurrency: int,
-    kv_format: KVFormat,
+    kv_format: KVElement,
     step_tokens: int,
     packed: bool,
     block_size: int = 16,

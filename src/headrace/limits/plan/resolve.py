@@ -1,21 +1,176 @@
 """MODEL → PlanModel: from a file's header, a config.json, an alias or a built-in description.
 
-No weight is read: a GGUF file cut off after its header is enough.
+No weight is read: a GGUF file cut off after its header is enough. Positions (rotary scaling) cost
+the same however they are computed, so what a file says of them is not looked at.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from headrace.models.outline import ModelOutline
+from headrace.errors import ModelFileError, UsageError
+from headrace.formats.aliases import ALIASES
+from headrace.formats.files import check_regular, read_small_file, reason
+from headrace.formats.gguf import open_gguf
+from headrace.formats.gguf_header import MAGIC
+from headrace.formats.safetensors_header import parse_json_object
+from headrace.formats.sources import alias_path
+from headrace.limits.plan.builtin import built_in_models
+from headrace.limits.plan.formats import FP8, INT4, INT8, main_format
+from headrace.models import catalog
+from headrace.models.outline import ModelOutline, outline_from_gguf, outline_from_hf, uniform
+from headrace.quant.formats import BF16, F16, F32, NumberFormat
+from headrace.quant.tensor import TensorSpec
+
+MAX_CONFIG_BYTES = 16 << 20
+_DTYPES = {"float32": F32, "float16": F16, "bfloat16": BF16}
+_POSITIONS = ("rope_scaling", "rope_parameters")
 
 
 @dataclass(frozen=True, slots=True)
 class PlanModel:
     """A model to plan with. name: as it was given. program: shapes and number formats of its
-    weights. source: file, or page of the description. description: one line for people."""
+    weights. source: file, or page of the description. description: one line for people.
+    servable: what to write after `headrace serve`; None where only a description is at hand."""
 
     name: str
     program: ModelOutline
     source: str
     description: str
+    servable: str | None = None
+
+
+def resolve_model(name: str) -> PlanModel:
+    """name: a GGUF file, a config.json or its directory, an alias, or a built-in name. An alias
+    that is not in the cache is not fetched. Raises UsageError or ModelFileError."""
+    path = _existing(name)
+    if path is not None:
+        return _from_path(path, name)
+    known = built_in_models()
+    found = known.get(name.lower())
+    alias = ALIASES.get(name)
+    if alias is not None and (file := alias_path(alias)).exists():
+        model = _from_path(file, name)
+        return replace(
+            model, servable=name, description=_describe(alias.about.split(",")[0], model.program)
+        )
+    if found is not None:
+        label = f"built-in description of {found.name}"
+        program = _from_config(found.config, label)
+        source = f"{found.url} (read {found.read})" if found.read else found.url
+        servable = name if alias is not None else None
+        return PlanModel(name, program, source, _describe(found.title, program), servable)
+    if alias is not None:
+        raise ModelFileError(
+            f"{name} is not in the cache, and its header is needed; fetch it once with: "
+            f"headrace models pull {name}"
+        )
+    raise UsageError(_unknown(name, [*known, *ALIASES]))
+
+
+def _existing(name: str) -> Path | None:
+    """The path of that name, if there is something."""
+    try:
+        path = Path(name).expanduser()
+        if name and path.exists():
+            return path
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UsageError(f"{name[:80]!r} is no usable path: {error}.") from None
+    if name.endswith((".gguf", ".json")) or name.startswith((".", "~", "/")):
+        raise UsageError(f"{name} does not exist; check the path.")
+    return None
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(known)}."
+    return (
+        f"There is no model {name[:80]!r}. {hint} A model is a GGUF file, a config.json or its "
+        "directory, or one of the known names."
+    )
+
+
+def _from_path(path: Path, name: str) -> PlanModel:
+    if path.is_dir():
+        config = path / "config.json"
+        if not config.exists():
+            raise ModelFileError(
+                f"{path} is a directory without config.json; give a GGUF file or a config.json."
+            )
+        servable = name if any(path.glob("*.safetensors")) else None
+        return _from_json(config, name, servable)
+    check_regular(path)
+    try:
+        with path.open("rb") as file:
+            head = file.read(64)
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read: {reason(error)}.") from None
+    if head.startswith(MAGIC):
+        return _from_gguf(path, name)
+    if head.lstrip().startswith(b"{"):
+        return _from_json(path, name, None)
+    raise ModelFileError(f"{path} is neither a GGUF file nor a config.json.")
+
+
+def _from_gguf(path: Path, name: str) -> PlanModel:
+    checkpoint = open_gguf(path, header_only=True)
+    stored: dict[str, TensorSpec] = {}
+    for tensor_name in checkpoint.tensors:
+        tensor = checkpoint.tensors.describe(tensor_name)
+        if tensor.format is None:
+            raise ModelFileError(
+                f"{path}: tensor {tensor_name[:60]} is stored as {tensor.format_name}, which "
+                "Headrace does not read; plan with the model's config.json and --quant instead."
+            )
+        stored[tensor_name] = TensorSpec(tensor.format, tensor.shape)
+    program = outline_from_gguf(
+        checkpoint.architecture, checkpoint.metadata, stored, source=str(path)
+    )
+    title = checkpoint.metadata.get("general.name")
+    title = title[:60] if isinstance(title, str) and title.isprintable() else Path(name).stem
+    return PlanModel(name, program, str(path), _describe(title or name, program), name)
+
+
+def _from_json(path: Path, name: str, servable: str | None) -> PlanModel:
+    config = parse_json_object(read_small_file(path, MAX_CONFIG_BYTES), str(path))
+    program = _from_config(config, str(path))
+    title = path.parent.name if path.name == "config.json" else path.stem
+    return PlanModel(name, program, str(path), _describe(title or name, program), servable)
+
+
+def _from_config(config: Mapping[str, Any], source: str) -> ModelOutline:
+    inner = config.get("text_config")
+    if config.get("model_type") not in catalog.HF_MODEL_TYPES and isinstance(inner, dict):
+        config = inner  # the text part of a model that also sees
+    words = {key: value for key, value in config.items() if key not in _POSITIONS}
+    return outline_from_hf(words, source=source, format_of=uniform(_stored_as(config, source)))
+
+
+def _stored_as(config: Mapping[str, Any], source: str) -> NumberFormat:
+    """The format of a config.json's matrices."""
+    quantised = config.get("quantization_config")
+    if isinstance(quantised, dict):
+        method, bits = quantised.get("quant_method"), quantised.get("bits")
+        if method == "fp8":
+            return FP8
+        if method in ("gptq", "awq") and bits in (4, 8):
+            return INT4 if bits == 4 else INT8
+        raise ModelFileError(
+            f"{source}: quantization_config {str(method)[:40]!r} is not known here; plan with the "
+            "unquantised model's config.json and --quant instead."
+        )
+    dtype = config.get("dtype", config.get("torch_dtype", "bfloat16"))
+    return _DTYPES.get(str(dtype).removeprefix("torch."), BF16)
+
+
+def _describe(title: str, program: ModelOutline) -> str:
+    config = program.config
+    heads = f"{config.num_heads} query and {config.num_kv_heads} KV heads of {config.head_dim}"
+    return (
+        f"{title}: {program.family.name}, {config.num_layers} layers of {config.hidden_size}, "
+        f"{heads}, weights in {main_format(program).name}"
+    )
