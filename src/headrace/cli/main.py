@@ -22,6 +22,7 @@ from headrace.cli.models import models_app
 from headrace.cli.perplexity import perplexity
 from headrace.cli.run_batch import run_batch
 from headrace.cli.serve import serve
+from headrace.cli.ui import ui
 from headrace.cli.verify import verify
 from headrace.errors import HeadraceError, UsageError
 
@@ -55,6 +56,7 @@ app.command()(generate)
 app.command()(chat)
 app.command()(perplexity)
 app.command()(serve)
+app.command()(ui)
 app.command()(run_batch)
 app.command()(verify)
 app.command()(env)

@@ -1,0 +1,92 @@
+"""The dashboard as an ASGI application under a prefix, for `headrace ui` and `headrace serve --ui`.
+
+dashboard = Dashboard("http://127.0.0.1:8000")
+async with dashboard.running():     # inside the event loop that serves it
+    await dashboard(scope, receive, send)
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Collection
+from typing import Any
+
+from fastapi import FastAPI, Request
+from nicegui import Client, ui
+from nicegui import app as pages_app
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from headrace.ui.backend import Backend
+from headrace.ui.guard import Guard
+from headrace.ui.registry import PAGES
+from headrace.ui.sessions import Sessions
+from headrace.ui.shell import Frame, Page
+
+PREFIX = "/ui"
+#: Pages that may be open at once; each keeps some memory here.
+MAX_OPEN_PAGES = 200
+#: A page that lost its connection may come back so long, seconds.
+RECONNECT_S = 10.0
+
+
+class Dashboard:
+    """All pages over the server at url. hosts: further names by which it may be called. One per
+    process: the framework below has one application."""
+
+    def __init__(self, url: str, hosts: Collection[str] = ()) -> None:
+        self._sessions = Sessions(url)
+        outer = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+        for page in PAGES:
+            _register(page, self._sessions.visitor)
+        ui.run_with(
+            outer,
+            mount_path=PREFIX,
+            title="Headrace",
+            dark=None,
+            language="en-US",
+            tailwind=False,
+            binding_refresh_interval=None,
+            reconnect_timeout=RECONNECT_S,
+            show_welcome_message=False,
+        )
+        pages_app.config.quasar_config["brand"]["primary"] = "#0b62a8"
+        self._guard = Guard(
+            outer,
+            self._sessions,
+            PREFIX,
+            [page.path for page in PAGES],
+            hosts,
+            _owner,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._guard(scope, receive, send)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Between start and end of the pages' own life; ends their requests to the server."""
+        async with pages_app.router.lifespan_context(pages_app):
+            try:
+                yield
+            finally:
+                await self._sessions.close()
+
+
+def _register(page: Page, visitor: Backend) -> None:
+    async def show(request: Request) -> Response | None:
+        if len(Client.instances) > MAX_OPEN_PAGES:
+            return PlainTextResponse("Too many pages are open; close some.\n", 503)
+        backend: Backend = request.scope["headrace.backend"]
+        frame = Frame(page, backend, ui.context.client, backend is not visitor)
+        with frame.build(PAGES):
+            await page.build(frame)
+        return None
+
+    ui.page(page.path, title=f"{page.title} · Headrace")(show)
+
+
+def _owner(page_id: str) -> Backend | None:
+    client: Any = Client.instances.get(page_id)
+    backend: Backend | None = client.request.scope.get("headrace.backend") if client else None
+    return backend

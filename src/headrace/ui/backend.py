@@ -1,0 +1,171 @@
+"""Backend: everything the pages ask of a server, over HTTP, under one key.
+
+Every failure becomes a `BackendError`: one sentence for the page. Knows no page.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import httpx
+
+from headrace.errors import EndpointError
+
+#: Seconds to connect, and for an answer that is no stream.
+CONNECT_S = 5.0
+ANSWER_S = 30.0
+#: Of a stream: the server breaks silence with a comment after 5 s.
+SILENCE_S = 60.0
+#: Longest event of a stream; a server that sends more is not one of ours.
+MAX_EVENT_BYTES = 8 << 20
+
+
+class BackendError(EndpointError):
+    """The server refused or could not be reached; the message is one sentence for people.
+
+    kind: "gone", "loading", "busy", "key", "refused" or "failed". retry_after_s: where it said so.
+    """
+
+    def __init__(self, message: str, kind: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.retry_after_s = retry_after_s
+
+
+class Backend:
+    """A client of one server. url: without /v1; key: sent as a bearer token, kept in memory."""
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._http = httpx.AsyncClient(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
+            limits=httpx.Limits(max_connections=64),
+            trust_env=False,  # the server is where the operator said, behind no proxy
+            follow_redirects=False,  # the key goes nowhere else
+        )
+
+    async def close(self) -> None:
+        """Ends every open request and forgets the key."""
+        self._http.headers.pop("Authorization", None)
+        await self._http.aclose()
+
+    async def get(self, path: str, **query: Any) -> Any:
+        """The JSON of GET path. Raises BackendError."""
+        return await self._ask("GET", path, params=query or None)
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The JSON of POST path. Raises BackendError."""
+        return await self._ask("POST", path, json=body)
+
+    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """The events of a generation until it ends. Leaving the iterator (`aclose`) closes the
+        connection, and with it the server ends the request. Raises BackendError."""
+        async for event in self._events("POST", path, json={**body, "stream": True}):
+            yield event
+
+    async def events(self, path: str = "/events", **query: Any) -> AsyncIterator[dict[str, Any]]:
+        """The events of a GET stream, as `/events?interval=0.5`, until the server ends it."""
+        async for event in self._events("GET", path, params=query or None):
+            yield event
+
+    async def model_name(self) -> str:
+        """What the server calls its model. Raises BackendError."""
+        models = (await self.get("/v1/models")).get("data") or []
+        if not models:
+            raise BackendError("The server has no model.", "failed")
+        return str(models[0]["id"])
+
+    async def wants_key(self) -> bool | None:
+        """Whether the server refuses this client for lack of a valid key; None: nobody answers."""
+        try:
+            await self.get("/v1/models")
+        except BackendError as error:
+            return None if error.kind == "gone" else error.kind == "key"
+        return False
+
+    async def _ask(self, method: str, path: str, **options: Any) -> Any:
+        try:
+            answer = await self._http.request(method, path, **options)
+            if answer.status_code != 200:
+                raise _refusal(answer)
+            return answer.json()
+        except (httpx.HTTPError, httpx.InvalidURL, RuntimeError, ValueError) as error:
+            raise _unreachable(self.url, error) from None
+
+    async def _events(
+        self, method: str, path: str, **options: Any
+    ) -> AsyncIterator[dict[str, Any]]:
+        timeout = httpx.Timeout(SILENCE_S, connect=CONNECT_S)
+        try:
+            async with self._http.stream(method, path, timeout=timeout, **options) as answer:
+                if answer.status_code != 200:
+                    await answer.aread()
+                    raise _refusal(answer)
+                async for data in _server_sent(answer):
+                    event = json.loads(data)
+                    if "error" in event:
+                        raise _told(event, "failed")
+                    yield event
+        except (httpx.HTTPError, httpx.InvalidURL, RuntimeError, ValueError) as error:
+            raise _unreachable(self.url, error) from None
+
+
+async def _server_sent(answer: httpx.Response) -> AsyncIterator[str]:
+    """The data of every event, until [DONE] or the end; comments and names are passed over."""
+    lines: list[str] = []
+    async for line in answer.aiter_lines():
+        if line.startswith("data:"):
+            lines.append(line[5:].removeprefix(" "))
+            if sum(map(len, lines)) > MAX_EVENT_BYTES:
+                raise ValueError("an event without end")
+        elif not line and lines:
+            data = "\n".join(lines)
+            lines.clear()
+            if data == "[DONE]":
+                return
+            yield data
+
+
+def _refusal(answer: httpx.Response) -> BackendError:
+    kind = {401: "key", 403: "key", 429: "busy", 503: "loading"}.get(
+        answer.status_code, "refused" if answer.status_code < 500 else "failed"
+    )
+    try:
+        body = answer.json()
+    except ValueError:
+        body = {}
+    after = answer.headers.get("retry-after", "")
+    return _told(
+        body if isinstance(body, dict) else {},
+        kind,
+        f"The server answered with status {answer.status_code}.",
+        float(after) if after.isdecimal() else None,
+    )
+
+
+def _told(
+    body: Mapping[str, Any],
+    kind: str,
+    otherwise: str = "The server failed.",
+    retry_after_s: float | None = None,
+) -> BackendError:
+    error = body.get("error")
+    said = error.get("message") if isinstance(error, dict) else error
+    message = str(said)[:500] if said else otherwise
+    if kind == "busy":
+        message = f"The server is busy: {message}"
+    elif kind == "key":
+        message = "The server does not accept this key; log in again."
+    return BackendError(message, kind, retry_after_s)
+
+
+def _unreachable(url: str, error: Exception) -> BackendError:
+    if isinstance(error, httpx.TimeoutException):
+        return BackendError(f"The server at {url} does not answer in time.", "gone")
+    if isinstance(error, httpx.TransportError | RuntimeError):
+        return BackendError(f"The server at {url} cannot be reached. Is it running?", "gone")
+    return BackendError(f"What answers at {url} is no Headrace server.", "failed")

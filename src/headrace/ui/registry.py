@@ -1,0 +1,8 @@
+"""The pages, in the order of the navigation."""
+
+from __future__ import annotations
+
+from headrace.ui.pages import chat
+from headrace.ui.shell import Page
+
+PAGES: tuple[Page, ...] = (Page("chat", "/", "Chat", "chat_bubble_outline", chat.build),)

@@ -1,0 +1,66 @@
+"""A process that serves the dashboard alone: `headrace ui`. Knows no page."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Collection
+
+import uvicorn
+from starlette.responses import RedirectResponse
+from starlette.types import Receive, Scope, Send
+
+from headrace.errors import UsageError
+from headrace.ui.app import PREFIX, Dashboard
+
+
+def serve(
+    url: str, host: str, port: int, hosts: Collection[str], told: Callable[[str], None]
+) -> None:
+    """Serves until SIGTERM or Ctrl-C. told: called with the address once it listens.
+
+    Raises UsageError when the address cannot be bound.
+    """
+    listener = _bind(host, port)
+    dashboard = Dashboard(url, hosts)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == "/":
+            await RedirectResponse(PREFIX + "/", 307)(scope, receive, send)
+        else:
+            await dashboard(scope, receive, send)
+
+    config = uvicorn.Config(
+        app,
+        ws="auto",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=2,
+        ws_max_size=1 << 20,
+    )
+
+    async def run() -> None:
+        async with dashboard.running():
+            shown = f"[{host}]" if ":" in host else host
+            told(f"http://{shown}:{listener.getsockname()[1]}{PREFIX}/")
+            await uvicorn.Server(config).serve(sockets=[listener])
+
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(run())
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except (OSError, OverflowError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"The dashboard cannot listen on {host}:{port}: {reason}. "
+            "Choose another --host or --port."
+        ) from None
