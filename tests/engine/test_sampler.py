@@ -197,9 +197,11 @@ def check_trace(got: SampledToken, want: oracle.Draw, params: SamplingParams) ->
             assert stage.before is previous or stage.before == previous
             assert stage.active or stage.after == stage.before
             previous = stage.after
-        _, total, entropy = d.weigh()
+        z_max, total, entropy = d.weigh()
         order = d.order()
         assert previous.num_candidates == len(order)
+        assert oracle.bits(previous.log_normaliser) == oracle.bits(z_max + oracle.ln(total))
+        assert list(previous.logits) == [d.z[i] for i in order[: params.trace]]
         assert oracle.bits(previous.entropy) == oracle.bits(entropy)
         top = [(i, d.weights[i] / total) for i in order[: params.trace]]
         assert list(previous.top) == top
@@ -207,6 +209,12 @@ def check_trace(got: SampledToken, want: oracle.Draw, params: SamplingParams) ->
         assert previous.tail_mass == pytest.approx(1 - named, abs=1e-12)
         assert previous.tail_mass >= 0
     assert got.token in want.final.z
+    base = want.after[1]  # behind bias and penalties
+    for temperature, entropy, log_normaliser in got.trace.grid:
+        divided = {i: z / temperature for i, z in base.z.items()}
+        z_max, total, expected = oracle.Distribution(divided, base.num_ids).weigh()
+        assert oracle.bits(entropy) == oracle.bits(expected)
+        assert oracle.bits(log_normaliser) == oracle.bits(z_max + oracle.ln(total))
 
 
 @settings(max_examples=600, deadline=None)

@@ -19,15 +19,18 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.engine.params import DEFAULT_STAGES, SamplingParams
-from headrace.engine.trace import SamplerTrace, Snapshot, StageTrace
+from headrace.engine.trace import GridPoint, SamplerTrace, Snapshot, StageTrace
 from headrace.native import _core
 from headrace.native._core import Pool, SamplerState
 
 # What the core returns. Of a row: logprob, rank, (id, logprob) of the top. At one point of a trace:
-# candidates, entropy, tail mass, top. Of a step: before all stages; stage, active, after for each.
+# candidates, entropy, tail mass, log normaliser, top, its logits. Of a step: before all stages;
+# stage, active, after for each; temperature, entropy, log normaliser.
 Score = tuple[float, int, list[tuple[int, float]]]
-SnapshotTuple = tuple[int, float, float, list[tuple[int, float]]]
-TraceTuple = tuple[SnapshotTuple, list[tuple[int, bool, SnapshotTuple]]]
+SnapshotTuple = tuple[int, float, float, float, list[tuple[int, float]], list[float]]
+TraceTuple = tuple[
+    SnapshotTuple, list[tuple[int, bool, SnapshotTuple]], list[tuple[float, float, float]]
+]
 
 __all__ = [
     "DraftedToken",
@@ -194,16 +197,16 @@ def _logprobs(score: Score | None) -> TokenLogprobs | None:
 def _trace(token: int, trace: TraceTuple | None) -> SamplerTrace | None:
     if trace is None:
         return None
-    model, records = trace
+    model, records, grid = trace
     before = _snapshot(model)
     stages = []
     for stage, active, after_values in records:
         after = _snapshot(after_values) if active else before
         stages.append(StageTrace(DEFAULT_STAGES[stage], active, before, after))
         before = after
-    return SamplerTrace(token, tuple(stages))
+    return SamplerTrace(token, tuple(stages), tuple(GridPoint(*point) for point in grid))
 
 
 def _snapshot(values: SnapshotTuple) -> Snapshot:
-    num_candidates, entropy, tail_mass, top = values
-    return Snapshot(num_candidates, entropy, tail_mass, tuple(top))
+    num_candidates, entropy, tail_mass, log_normaliser, top, logits = values
+    return Snapshot(num_candidates, entropy, tail_mass, tuple(top), log_normaliser, tuple(logits))

@@ -116,18 +116,23 @@ std::shared_ptr<Params> make_params(double temperature, int64_t top_k, double to
   return p;
 }
 
-// (candidates, entropy, tail mass, [(id, probability)])
+// (candidates, entropy, tail mass, log normaliser, [(id, probability)], [logit])
 nb::object snapshot(const Snapshot& s) {
-  return nb::make_tuple(s.num_candidates, s.entropy, s.tail_mass, nb::cast(s.top));
+  return nb::make_tuple(s.num_candidates, s.entropy, s.tail_mass, s.log_normaliser,
+                        nb::cast(s.top), nb::cast(s.logits));
 }
 
-// None, or (model snapshot, [(stage, active, snapshot after it)])
+// None, or (model snapshot, [(stage, active, snapshot after it)],
+// [(temperature, entropy, log normaliser)])
 nb::object trace(const RowResult& r) {
   if (!r.traced) return nb::none();
   nb::list stages;
   for (const StageRecord& s : r.stages)
     stages.append(nb::make_tuple(static_cast<int>(s.stage), s.active, snapshot(s.after)));
-  return nb::make_tuple(snapshot(r.model), stages);
+  nb::list grid;
+  for (const GridPoint& p : r.grid)
+    grid.append(nb::make_tuple(p.temperature, p.entropy, p.log_normaliser));
+  return nb::make_tuple(snapshot(r.model), stages, grid);
 }
 
 // (logprob, rank, [(id, logprob)])

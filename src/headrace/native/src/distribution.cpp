@@ -509,6 +509,7 @@ Snapshot Distribution::snapshot(int64_t top_n) {
   const double top = first().logit;
   const Moments m = moments(top);
   s.entropy = entropy_of(m);
+  s.log_normaliser = top + natural_log(m.sum);
   s.num_candidates = static_cast<int64_t>(listed_ ? scratch_.list.size() : scratch_.edits.size());
   if (!listed_)
     s.num_candidates += passes_.rank(x_, n_, -std::numeric_limits<float>::infinity(), 0) - 1;
@@ -517,11 +518,26 @@ Snapshot Distribution::snapshot(int64_t top_n) {
   for (const Candidate& c : named) {
     const double p = exp_nonpositive(c.logit - top) / m.sum;
     s.top.emplace_back(c.id, p);
+    s.logits.push_back(c.logit);
     mass = mass + p;
   }
   const bool all = static_cast<int64_t>(named.size()) == s.num_candidates;
   s.tail_mass = all || mass >= 1 ? 0 : 1 - mass;
   return s;
+}
+
+GridPoint Distribution::at_temperature(double t) {
+  const double top = first().logit / t;
+  Moments m;
+  if (scratch_.edits.empty()) {
+    m = passes_.moments_f32(x_, n_, t, top);
+  } else {
+    const double* z = dense();
+    std::vector<double> divided(static_cast<size_t>(n_));
+    for (size_t i = 0; i < divided.size(); ++i) divided[i] = z[i] / t;
+    m = passes_.moments_f64(divided.data(), n_, top);
+  }
+  return {t, entropy_of(m), top + natural_log(m.sum)};
 }
 
 RowResult score_model(const float* row, int64_t num_ids, const RowScan& seen, int32_t token,

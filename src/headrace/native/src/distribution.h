@@ -41,6 +41,8 @@ class Distribution {
   // Log-probability, rank and the top_n highest under this distribution; the token is a candidate.
   void score(int32_t token, int64_t top_n, RowResult& result);
   Snapshot snapshot(int64_t top_n);
+  // Row form, before the temperature stage: what that stage would give at t.
+  GridPoint at_temperature(double t);
 
  private:
   Candidate first();  // in candidate order; logit −infinity if there is none

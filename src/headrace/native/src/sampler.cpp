@@ -90,6 +90,8 @@ void run_stages(const float* row, int64_t num_ids, const SamplerState& state, co
     const Snapshot& previous = result.stages.empty() ? result.model : result.stages.back().after;
     Snapshot after = active ? d.snapshot(p.trace) : previous;
     result.stages.push_back({stage, active, std::move(after)});
+    if (stage == Stage::Penalties)  // the logits that the other stages start from
+      for (const double t : kTraceTemperatures) result.grid.push_back(d.at_temperature(t));
   }
   result.token =
       choice.draft != nullptr ? decide(d, *choice.draft, noise) : d.draw(noise.on(choice.stream));

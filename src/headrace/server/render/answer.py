@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from headrace.engine.generation import Request
 from headrace.engine.outputs import Delta
 from headrace.engine.speculation.account import SpeculationAccount
+from headrace.engine.trace import SamplerTrace
 from headrace.formats.tokenizer import Tokenizer
 from headrace.server.job import Job
 
@@ -190,10 +191,19 @@ def _rate(count: int, ms: float | None) -> float | None:
     return None if not ms or count <= 0 else round(count / ms * 1e3, 2)
 
 
+def traces(steps: Sequence[SamplerTrace], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Sampler traces, each with the texts of the ids that it names."""
+    return [
+        {**step.to_dict(), "texts": {str(i): tokenizer.token_text(i) for i in sorted(step.ids())}}
+        for step in steps
+    ]
+
+
 class Traces:
     """The sampler traces of streamed tokens: as many per choice as its tokens were told."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
         self._told: dict[tuple[Job, int], int] = {}
 
     def next(self, job: Job, delta: Delta) -> list[dict[str, Any]]:
@@ -202,4 +212,4 @@ class Traces:
         trace = job.request.generations[delta.index].trace or []
         start = self._told.get((job, delta.index), 0)
         end = self._told[job, delta.index] = start + len(delta.token_ids)
-        return [step.to_dict() for step in trace[start:end]]
+        return traces(trace[start:end], self._tokenizer)

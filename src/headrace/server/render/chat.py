@@ -11,7 +11,14 @@ from headrace.server.job import Job
 from headrace.server.parsing.answer import AnswerFormat, AnswerParser, num_reasoning_tokens
 from headrace.server.parsing.message import delta_of, message_of
 from headrace.server.parsing.pieces import Content
-from headrace.server.render.answer import AnswerOptions, account, dump, new_call_id, usage
+from headrace.server.render.answer import (
+    AnswerOptions,
+    account,
+    dump,
+    new_call_id,
+    traces,
+    usage,
+)
 from headrace.server.render.chunks import Chunks
 from headrace.server.render.logprobs import chat_logprobs
 
@@ -29,6 +36,7 @@ class ChatRenderer:
         form: AnswerFormat,
     ) -> None:
         self._options = options
+        self._jobs = jobs
         self._num_choices = num_choices
         self._num_top = num_top
         self._form = form
@@ -51,7 +59,11 @@ class ChatRenderer:
 
     def start(self) -> bytes:
         first = {"delta": {"role": "assistant", "content": ""}}
-        return b"".join(self._chunks.event(index, first) for index in range(self._num_choices))
+        more = {"prompt_token_ids": self._jobs[0].prompt} if self._options.token_ids else None
+        return b"".join(
+            self._chunks.event(index, first, more=None if index else more)
+            for index in range(self._num_choices)
+        )
 
     def chunk(self, job: Job, delta: Delta) -> bytes:
         index = job.first_index + delta.index
@@ -131,7 +143,7 @@ class ChatRenderer:
         if self._options.token_ids:
             choice["token_ids"] = output.token_ids
         if self._options.trace:
-            choice["sampler_trace"] = [step.to_dict() for step in output.trace or []]
+            choice["sampler_trace"] = traces(output.trace or (), self._options.tokenizer)
         return choice
 
     def _message(self, output: CompletionOutput) -> tuple[dict[str, Any], str | None]:

@@ -45,7 +45,7 @@ class Chunks:
         self._jobs = jobs
         self._num_choices = num_choices
         self._num_ended = 0
-        self._traces = Traces() if options.trace else None
+        self._traces = Traces(options.tokenizer) if options.trace else None
         self.num_told = 0
         self.num_reasoning = 0
         self.names: dict[str, Any] = {
@@ -72,10 +72,18 @@ class Chunks:
         head, middle, tail = self._pieces
         return f"{head}{index}{middle}{json_text(text)}{tail}".encode()
 
-    def event(self, index: int, choice: Mapping[str, Any], *, last: bool = False) -> bytes:
-        """Any chunk. last: of the whole answer; it carries the account."""
+    def event(
+        self,
+        index: int,
+        choice: Mapping[str, Any],
+        *,
+        last: bool = False,
+        more: Mapping[str, Any] | None = None,
+    ) -> bytes:
+        """Any chunk. last: of the whole answer; it carries the account. more: fields beside the
+        choices."""
         full = {"index": index, "logprobs": None, "finish_reason": None, **choice}
-        event = {**self.names, "choices": [full], **(account(self._jobs) if last else {})}
+        event = {**self.names, "choices": [full], **(account(self._jobs) if last else more or {})}
         if self._options.continuous_usage:
             event["usage"] = usage(self._jobs, self.num_told, self.num_reasoning)
         elif self._options.include_usage:

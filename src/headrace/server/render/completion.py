@@ -8,7 +8,7 @@ from typing import Any
 from headrace.engine.generation import Generation, Request
 from headrace.engine.outputs import Delta, LogprobEntry
 from headrace.server.job import Job
-from headrace.server.render.answer import AnswerOptions, account, dump, usage
+from headrace.server.render.answer import AnswerOptions, account, dump, traces, usage
 from headrace.server.render.chunks import Chunks
 from headrace.server.render.logprobs import CompletionLogprobs
 
@@ -29,6 +29,7 @@ class CompletionRenderer:
         keep: int | None = None,
     ) -> None:
         self._options = options
+        self._jobs = jobs
         self._num_choices = num_choices
         self._echo = echo
         self._num_top = num_top
@@ -47,7 +48,16 @@ class CompletionRenderer:
     # ---- stream -----------------------------------------------------------------------------
 
     def start(self) -> bytes:
-        return b""
+        if not self._options.token_ids:
+            return b""
+        return b"".join(
+            self._chunks.event(
+                job.first_index + sample,
+                {"text": "", "token_ids": [], "prompt_token_ids": job.prompt},
+            )
+            for job in self._jobs
+            for sample in range(job.params.n)
+        )
 
     def chunk(self, job: Job, delta: Delta) -> bytes:
         index = job.first_index + delta.index
@@ -120,7 +130,7 @@ class CompletionRenderer:
             choice["token_ids"] = output.token_ids
             choice["prompt_token_ids"] = job.prompt
         if self._options.trace:
-            choice["sampler_trace"] = [step.to_dict() for step in output.trace or []]
+            choice["sampler_trace"] = traces(output.trace or (), self._options.tokenizer)
         return choice
 
     def _whole_logprobs(
