@@ -6,7 +6,7 @@ Every failure becomes a `BackendError`: one sentence for the page. Knows no page
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 
 import httpx
@@ -20,6 +20,9 @@ ANSWER_S = 30.0
 SILENCE_S = 60.0
 #: Longest event of a stream; a server that sends more is not one of ours.
 MAX_EVENT_BYTES = 8 << 20
+
+#: What a stream gives; to be closed (contextlib.aclosing) when it is left early.
+Events = AsyncGenerator[dict[str, Any], None]
 
 
 class BackendError(EndpointError):
@@ -61,16 +64,14 @@ class Backend:
         """The JSON of POST path. Raises BackendError."""
         return await self._ask("POST", path, json=body)
 
-    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    def stream(self, path: str, body: Mapping[str, Any]) -> Events:
         """The events of a generation until it ends. Leaving the iterator (`aclose`) closes the
         connection, and with it the server ends the request. Raises BackendError."""
-        async for event in self._events("POST", path, json={**body, "stream": True}):
-            yield event
+        return self._events("POST", path, json={**body, "stream": True})
 
-    async def events(self, path: str = "/events", **query: Any) -> AsyncIterator[dict[str, Any]]:
+    def events(self, path: str = "/events", **query: Any) -> Events:
         """The events of a GET stream, as `/events?interval=0.5`, until the server ends it."""
-        async for event in self._events("GET", path, params=query or None):
-            yield event
+        return self._events("GET", path, params=query or None)
 
     async def model_name(self) -> str:
         """What the server calls its model. Raises BackendError."""
@@ -96,9 +97,7 @@ class Backend:
         except (httpx.HTTPError, httpx.InvalidURL, RuntimeError, ValueError) as error:
             raise _unreachable(self.url, error) from None
 
-    async def _events(
-        self, method: str, path: str, **options: Any
-    ) -> AsyncIterator[dict[str, Any]]:
+    async def _events(self, method: str, path: str, **options: Any) -> Events:
         timeout = httpx.Timeout(SILENCE_S, connect=CONNECT_S)
         try:
             async with self._http.stream(method, path, timeout=timeout, **options) as answer:

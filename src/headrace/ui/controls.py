@@ -1,0 +1,52 @@
+"""Controls that several pages have: a slider with its name and value, a number or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nicegui import ui
+from nicegui.events import ValueChangeEventArguments
+
+
+def slider(
+    name: str,
+    low: float,
+    high: float,
+    step: float,
+    value: float,
+    changed: Callable[[float], None],
+    shown: Callable[[float], str] = "{:g}".format,
+) -> ui.slider:
+    """A slider in one line: name, track, value. changed: called with each new value."""
+
+    def tell(event: ValueChangeEventArguments[float | None]) -> None:
+        number = float(event.value if event.value is not None else low)
+        output.text = shown(number)
+        changed(number)
+
+    with ui.element("div").classes("hr-slider"):
+        ui.label(name)
+        control = ui.slider(min=low, max=high, step=step, value=value, on_change=tell)
+        control.props(f'aria-label="{name}"').mark(name)
+        output = ui.label(shown(value)).classes("hr-mono").style("text-align: right")
+    return control
+
+
+def whole_number(
+    name: str, value: int | None, low: int, high: int, changed: Callable[[int | None], None]
+) -> ui.number:
+    """A field for an integer; empty = None. What is no such number changes nothing."""
+
+    def tell(event: ValueChangeEventArguments[float | None]) -> None:
+        if event.value is None:
+            changed(None)
+        elif low <= event.value <= high:
+            changed(int(event.value))
+
+    field = ui.number(name, value=value, min=low, max=high, precision=0, on_change=tell)
+    return field.props("dense outlined clearable").style("width: 100%")
+
+
+def off_at(border: float, text: str = "off") -> Callable[[float], str]:
+    """Shows one value of a slider as a word."""
+    return lambda value: text if value == border else f"{value:g}"
