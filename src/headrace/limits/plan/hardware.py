@@ -39,11 +39,13 @@ MAX_FILE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a number stands. date: when it was read. quote: the words that give it."""
+    """Where a number stands. date: when it was read. quote: the words that give it. how: how the
+    number follows from them, where it is not the figure itself."""
 
     url: str
     date: date | None = None
     quote: str = ""
+    how: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,11 @@ class Hardware:
     """One machine or accelerator. Numbers are of the whole of it, dense (no sparsity); a
     multiply-add counts as two operations. None: not known.
 
-    kind: "gpu" | "cpu" | "apple". memory_bytes: what models may use. read_bytes_per_s: from that
-    memory. …_ops_per_s: matrix products of that number format, with the usual accumulation.
-    cache_bytes: last-level cache; None: activations are not counted as traffic. sources: by name
-    of the number. measured: the rates come from a probe of this very machine.
+    kind: "gpu" | "cpu" | "apple". vendor: "nvidia", "amd", …; "" where nobody said. memory_bytes:
+    what models may use. read_bytes_per_s: from that memory. …_ops_per_s: matrix products of that
+    number format, with the usual accumulation. cache_bytes: last-level cache; None: activations
+    are not counted as traffic. sources: by name of the number. measured: the rates come from a
+    probe of this very machine.
     """
 
     name: str
@@ -68,6 +71,7 @@ class Hardware:
     fp8_ops_per_s: float | None = None
     price_usd_per_hour: float | None = None
     cache_bytes: float | None = None
+    vendor: str = ""
     sources: Mapping[str, Source] = field(default_factory=lambda: MappingProxyType({}))
     measured: bool = False
 
@@ -75,7 +79,7 @@ class Hardware:
 def known_hardware() -> dict[str, Hardware]:
     """The built-in table, by name."""
     text = files(__package__).joinpath("hardware.toml").read_text(encoding="utf-8")
-    return parse_hardware(text, "hardware.toml")
+    return parse_hardware(text, "hardware.toml", sourced=True)
 
 
 def find_hardware(name: str) -> Hardware:
@@ -100,32 +104,36 @@ def load_hardware(path: Path) -> tuple[Hardware, ...]:
     return found
 
 
-def parse_hardware(text: str, source: str) -> dict[str, Hardware]:
-    """TOML → Hardware by name, in order.
+def parse_hardware(text: str, source: str, *, sourced: bool = False) -> dict[str, Hardware]:
+    """TOML → Hardware by name, in order. sourced: refuse a number without url, date and quote.
 
-    [name]                               title, kind
-    [name.memory_bytes]                  value, url, date, quote      or   memory_bytes = 80e9
+    [name]                               title, kind, vendor (optional)
+    [name.memory_bytes]                  value, url, date, quote, how   or   memory_bytes = 80e9
     """
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{source} is not TOML: {error}.") from None
-    return {name.lower(): _entry(name, table, source) for name, table in tables.items()}
+    found = {name.lower(): _entry(name, table, source) for name, table in tables.items()}
+    if sourced:
+        for hardware in found.values():
+            _require_sources(hardware, source)
+    return found
 
 
 def _entry(name: str, table: object, source: str) -> Hardware:
     label = f"{source}: [{name}]"
     if not isinstance(table, dict):
         raise UsageError(f"{source}: {name} stands outside of a [table] of some hardware.")
-    kind, title = table.get("kind"), table.get("title", name)
+    kind, title, vendor = table.get("kind"), table.get("title", name), table.get("vendor", "")
     if kind not in KINDS:
         raise UsageError(f"{label} kind must be one of {', '.join(KINDS)}, not {kind!r}.")
-    if not isinstance(title, str):
-        raise UsageError(f"{label} title must be text.")
-    entry = Hardware(name.lower(), title, kind)
+    if not isinstance(title, str) or not isinstance(vendor, str):
+        raise UsageError(f"{label} title and vendor must be text.")
+    entry = Hardware(name.lower(), title, kind, vendor=vendor.lower())
     sources: dict[str, Source] = {}
     for key, value in table.items():
-        if key in ("kind", "title"):
+        if key in ("kind", "title", "vendor"):
             continue
         number, where = _number(value, f"{label} {key}", source)
         entry = with_number(entry, key, number, label)
@@ -136,12 +144,23 @@ def _entry(name: str, table: object, source: str) -> Hardware:
 def _number(value: object, label: str, file: str) -> tuple[object, Source]:
     if not isinstance(value, dict):
         return value, Source(file)
-    unknown = set(value) - {"value", "url", "date", "quote"}
+    unknown = set(value) - {"value", "url", "date", "quote", "how"}
     if unknown or "value" not in value:
-        raise UsageError(f"{label} takes value, url, date and quote, and needs value.")
+        raise UsageError(f"{label} takes value, url, date, quote and how, and needs value.")
     read = value.get("date")
     day = read if isinstance(read, date) else None
-    return value["value"], Source(str(value.get("url", file)), day, str(value.get("quote", "")))
+    text = {key: str(value.get(key, "")) for key in ("quote", "how")}
+    return value["value"], Source(str(value.get("url", file)), day, **text)
+
+
+def _require_sources(hardware: Hardware, file: str) -> None:
+    for name in NUMBERS:
+        if getattr(hardware, name) is None:
+            continue
+        source = hardware.sources[name]
+        if not (source.url.startswith("https://") and source.date and source.quote):
+            label = f"{file}: [{hardware.name}] {name}"
+            raise UsageError(f"{label} has no source: it needs url, date and quote.")
 
 
 def with_number(hardware: Hardware, name: str, value: object, label: str) -> Hardware:
