@@ -88,14 +88,18 @@ def profile_case(
 
 def _prefill(engine: Engine, model: NativeModel, num_tokens: int) -> Profile:
     """The step that gives a prompt's next token: its last chunk."""
-    engine.add(prompt_ids(engine.vocabulary.num_ids, num_tokens), GREEDY.replace(max_tokens=1))
+    engine.cache.clear()
+    ids = prompt_ids(engine.vocabulary.num_ids, num_tokens)
+    request = engine.add(ids, GREEDY.replace(max_tokens=1))
     while engine.has_work:
         engine.step()
+    assert request.num_cached_tokens == 0, "the rows would be those of a prefix hit"
     return model.op_seconds()
 
 
 def _decode(engine: Engine, model: NativeModel, case: Case) -> Iterator[Profile]:
     """Steps in which every sequence draws one token, from the first such step on."""
+    engine.cache.clear()
     num_ids = engine.vocabulary.num_ids
     params = GREEDY.replace(max_tokens=case.num_output + (case.kind is Kind.DECODE))
     requests = [

@@ -11,7 +11,9 @@ from headrace.lab.experiment import Experiment
 
 #: Name → module and class, in the order of docs/lab/index.md: kv-cache, attention, sampling,
 #: formats, batching, paging, speculation, heads, faults, roofline, budget.
-EXPERIMENTS: Mapping[str, tuple[str, str]] = {}
+EXPERIMENTS: Mapping[str, tuple[str, str]] = {
+    "roofline": ("roofline", "Roofline"),
+}
 
 
 def find(name: str) -> Experiment:
