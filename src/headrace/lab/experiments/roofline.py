@@ -255,7 +255,7 @@ def _points(profiles: Sequence[tuple[OpRow, ...]]) -> list[_Point]:
                 seconds=median_interval([row.seconds for row in rows]).value,
             )
         )
-    return points
+    return sorted(points, key=lambda point: -point.seconds)
 
 
 def _table(step: _Step, points: Sequence[_Point]) -> Table:
