@@ -74,7 +74,9 @@ def test_wrong_usage_is_one_sentence_and_exit_code_2(
 
 @pytest.mark.models
 @pytest.mark.torch
-@pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m"])
+@pytest.mark.parametrize(
+    "name", ["smollm2-135m", pytest.param("gemma3-270m", marks=pytest.mark.large)]
+)
 def test_a_real_model_passes(name: str) -> None:
     assert_passed(verify(name, "--json", "--quick"))
 
