@@ -1,0 +1,300 @@
+"""What to make of the rows: which hardware, and what to do first.
+
+The order is that of docs/plan.md: everything lossless, then quantisation, then architecture. Every
+sentence carries a figure of this plan: the same question, asked again with one thing changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from headrace.limits.bound import Peaks, bound
+from headrace.limits.plan.formats import Fp8KV, main_format, requantized, weight_format
+from headrace.limits.plan.overrides import Overrides, changed_model
+from headrace.limits.plan.question import Question
+from headrace.limits.plan.table import Planner, Row
+from headrace.limits.plan.times import Load, Part, chunks_of, decode_contexts, decode_step, rates_of
+from headrace.limits.plan.words import figures, shown_gb, shown_s, shown_usd
+from headrace.models.outline import ModelOutline
+
+#: How many guesses, and which share of them that passes, speculation is judged by.
+GUESSES, ACCEPTED = 4, 0.7
+#: Formats that the hardware's engines serve in, from wide to narrow.
+NARROWER = {"cpu": ("q8_0", "q4_k"), "gpu": ("fp8", "int4"), "apple": ("q8_0", "q4_k")}
+
+
+class Stage(Enum):
+    """The order of advice."""
+
+    LOSSLESS = "lossless"
+    QUANTISATION = "quantisation"
+    ARCHITECTURE = "architecture"
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One thing to do, or not. worth: whether it helps this plan. text: sentences with figures."""
+
+    stage: Stage
+    title: str
+    worth: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """verdicts: one sentence per hardware. choice: which to take and why. focus: the row that the
+    steps are about, None without any known row."""
+
+    verdicts: tuple[str, ...]
+    choice: str
+    focus: Row | None
+    steps: tuple[Advice, ...]
+
+
+def recommend(question: Question, rows: Sequence[Row]) -> Recommendation:
+    """Reads the rows; asks again for every step of advice."""
+    by_hardware: dict[str, list[Row]] = {}
+    for row in rows:
+        by_hardware.setdefault(row.hardware.name, []).append(row)
+    verdicts = tuple(_verdict(question, group) for group in by_hardware.values())
+    choice, focus = _choice(question, rows)
+    steps = () if focus is None or focus.times is None else tuple(_steps(question, focus))
+    return Recommendation(verdicts, choice, focus, steps)
+
+
+# ---- hardware -----------------------------------------------------------------------------------
+
+
+def _verdict(question: Question, rows: Sequence[Row]) -> str:
+    hardware, name = rows[0].hardware, rows[0].hardware.name
+    if hardware.memory_bytes is None:
+        return f"{name}: its memory is not known, so nobody can say what fits."
+    most = rows[0].max_concurrency or 0
+    context = f"{question.context:,} tokens"
+    largest = rows[-1] if rows[-1].concurrency >= rows[0].concurrency else rows[0]
+    if not most:
+        missing = -(rows[0].free_bytes or 0)
+        num = -(-rows[0].memory.total // int(hardware.memory_bytes))
+        return (
+            f"{name}: does not fit even one request of {context}: {shown_gb(missing)} GB are missing "
+            f"({num} of them would hold it, if it were split over them)."
+            if rows[0].concurrency == 1
+            else f"{name}: not even one request of {context} fits."
+        )
+    asked = largest.concurrency
+    if largest.fits:
+        text = f"{name}: {asked} × {context} fit, {shown_gb(largest.free_bytes)} GB to spare"
+        text += f"; at most {most:,} requests." if most > asked else "; no request more."
+    else:
+        text = (
+            f"{name}: {asked} × {context} miss by {shown_gb(-(largest.free_bytes or 0))} GB; at most "
+            f"{most:,} such requests fit, or {asked} of {largest.max_context or 0:,} tokens."
+        )
+    if largest.within_targets is not None:
+        text += (
+            f" Within the targets: up to {largest.within_targets:,} at once."
+            if largest.within_targets
+            else " The targets are missed even by one request alone."
+        )
+    return text
+
+
+def _choice(question: Question, rows: Sequence[Row]) -> tuple[str, Row | None]:
+    known = [r for r in rows if r.times is not None]
+    fitting = [r for r in known if r.fits and r.meets is not False]
+    names = {r.hardware.name for r in rows}
+    if not fitting:
+        reason = "meets the targets and fits" if any(r.fits for r in known) else "fits"
+        focus = min(known, key=lambda r: r.concurrency, default=None)
+        return f"Nothing asked here {reason}; the steps below are what would change that.", focus
+    priced = [r for r in fitting if r.usd_per_mtok is not None]
+    if priced:
+        best = min(priced, key=lambda r: (r.sustained_usd_per_mtok or r.usd_per_mtok or 0.0))
+        cost = best.sustained_usd_per_mtok or best.usd_per_mtok
+        why = f"{shown_usd(cost)} $ per million tokens, the least of what fits"
+        unpriced = names - {r.hardware.name for r in priced}
+        if unpriced:
+            why += f" and has a price ({', '.join(sorted(unpriced))}: none, or nothing fits)"
+    else:
+        best = max(fitting, key=lambda r: r.total_tok_per_s or 0.0)
+        why = f"{figures(best.total_tok_per_s or 0)} tok/s together, the most of what fits"
+    if len(names) == 1 and len(rows) == 1:
+        return "", best
+    return f"{best.hardware.name} with {best.concurrency} at once: {why}.", best
+
+
+# ---- what to do ---------------------------------------------------------------------------------
+
+
+def _steps(question: Question, row: Row) -> Iterator[Advice]:
+    program = replace(question, formula="program")
+    planner = Planner(program)
+    yield _batching(planner, row)
+    yield _paging(planner, row)
+    yield _fusion(planner, row)
+    yield _prefixes(row, question)
+    yield _speculation(planner, row)
+    yield from _quantisation(planner, row)
+    yield _architecture(planner, row)
+
+
+def _batching(planner: Planner, row: Row) -> Advice:
+    """One request against many at once."""
+    hardware, most = row.hardware, row.max_concurrency or 1
+    many = row.concurrency if row.concurrency > 1 else min(most, 32)
+    title = "continuous batching"
+    if many < 2:
+        return Advice(Stage.LOSSLESS, title, False, "Only one request fits at a time.")
+    one, all_ = _tpot(planner, row, 1), _tpot(planner, row, many)
+    text = (
+        f"{many} at once generate {figures(many / all_)} tok/s together, {figures(many * one / all_)} "
+        f"× one alone; each waits {figures(all_ / one)} × as long for a token. Let requests join and "
+        f"leave between steps ({hardware.name} is idle in between otherwise)."
+    )
+    return Advice(Stage.LOSSLESS, title, True, text)
+
+
+def _paging(planner: Planner, row: Row) -> Advice:
+    """Blocks as needed against a reserve to the maximum."""
+    question, limit = planner.question, row.hardware.memory_bytes
+    used = question.prompt + question.output if question.output else question.context // 2
+    title = "paged KV cache"
+    if limit is None or not row.max_concurrency or used >= question.context:
+        text = "Every request fills its context, so blocks on demand save little here."
+        return Advice(Stage.LOSSLESS, title, False, text)
+    shorter = Planner(replace(question, context=used, prompt=min(question.prompt, used)))
+    most = shorter.max_concurrency(row.hardware, limit)
+    what = "requests as long as yours" if question.output else "requests that use half of it"
+    text = (
+        f"Reserving {question.context:,} positions for everyone holds {row.max_concurrency:,} "
+        f"requests; in blocks taken as they fill, {most:,} {what}."
+    )
+    return Advice(Stage.LOSSLESS, title, most > row.max_concurrency, text)
+
+
+def _fusion(planner: Planner, row: Row) -> Advice:
+    """The serial sum against the bound: what overlap and fused ops can give at most."""
+    load = planner.load(row.hardware, row.concurrency)
+    rates = rates_of(row.hardware, planner.weights)
+    assert rates is not None
+    limit = bound(planner.costs(row.hardware).step(chunks_of(decode_step(load))), rates, Peaks.OWN)
+    gain = limit.serial_s / limit.bound_s
+    text = (
+        f"Ops one after another take {figures(gain)} × the bound of a step that generates, even if "
+        "each is perfect by itself; every value that goes through memory between two ops adds to it."
+    )
+    return Advice(Stage.LOSSLESS, "fused kernels", gain > 1.05, text)
+
+
+def _prefixes(row: Row, question: Question) -> Advice:
+    assert row.times is not None
+    saved = row.times.prefill_s / question.prompt * 1000
+    text = (
+        f"Every 1,000 tokens that a prompt shares with an earlier one (system prompt, earlier turns) "
+        f"need not be computed: {shown_s(saved)} less to the first token."
+    )
+    return Advice(Stage.LOSSLESS, "prefix reuse", question.prompt > 64, text)
+
+
+def _speculation(planner: Planner, row: Row) -> Advice:
+    """Speed-up (1 − α^(γ+1)) ÷ ((1 − α)(γ·c + v)) with guesses that cost nothing (c = 0)."""
+    load = planner.load(row.hardware, row.concurrency)
+    rates = rates_of(row.hardware, planner.weights)
+    assert rates is not None
+    clock = planner.clock(row.hardware, rates)
+    context = max(decode_contexts(load)[1], GUESSES + 1)
+    cost = clock.seconds((Part(GUESSES + 1, context, load.concurrency),)) / clock.seconds(
+        (Part(1, context, load.concurrency),)
+    )
+    gain = (1 - ACCEPTED ** (GUESSES + 1)) / (1 - ACCEPTED) / cost
+    text = (
+        f"Testing {GUESSES} guesses per request makes a step {figures(cost)} × as long; where "
+        f"{ACCEPTED:.0%} of them pass, generation is {figures(gain)} × as fast"
+    )
+    text += "." if gain > 1.05 else ": arithmetic has nothing to spare here; leave it off."
+    return Advice(Stage.LOSSLESS, "speculation", gain > 1.05, text)
+
+
+def _quantisation(planner: Planner, row: Row) -> Iterator[Advice]:
+    question, now = planner.question, planner.weights
+    found = False
+    for name in NARROWER[row.hardware.kind]:
+        wanted = weight_format(name)
+        if wanted.bits_per_weight > now.bits_per_weight * 0.9:
+            continue
+        found = True
+        program = requantized(question.model.program, wanted)
+        text = _changed(planner, row, program, question)
+        title = f"{name} weights instead of {now.name.lower()}"
+        yield Advice(Stage.QUANTISATION, title, True, text + " Check quality on your own texts.")
+    if not found:
+        text = f"{now.name} has {now.bits_per_weight:.1f} bits per weight already."
+        yield Advice(Stage.QUANTISATION, "weights", False, text)
+    positions = planner.paper.critical_positions()
+    cached = row.concurrency * question.context
+    heavy = cached > positions / 2
+    text = (
+        f"{cached:,} cached positions against {positions:,.0f} that weigh as much as the weights: "
+    )
+    if not heavy:
+        yield Advice(Stage.QUANTISATION, "KV cache", False, text + "its format hardly matters.")
+        return
+    if row.hardware.kind == "cpu" or question.kv_format.element_bytes == 1:
+        text += "the cache decides, and 4-bit weights do not shrink it; shorten the context."
+        yield Advice(Stage.QUANTISATION, "KV cache", False, text)
+        return
+    less = replace(question, kv_format=Fp8KV())
+    text += _changed(planner, row, question.model.program, less)
+    yield Advice(Stage.QUANTISATION, "fp8 KV cache", True, text)
+
+
+def _architecture(planner: Planner, row: Row) -> Advice:
+    program = planner.program
+    config = program.config
+    heads, kv_heads = config.num_heads, config.num_kv_heads
+    if kv_heads == heads and heads % 8 == 0 and heads > 8:
+        fewer = changed_model(program, Overrides({"num_kv_heads": 8}, None, {}, {}))
+        text = _changed(planner, row, fewer, planner.question)
+        return Advice(
+            Stage.ARCHITECTURE,
+            f"a model with 8 KV heads instead of {kv_heads}",
+            True,
+            text + " Needs such a model, or pooled heads and some training.",
+        )
+    shared = f"{heads // kv_heads} query heads share a KV head already. " if kv_heads < heads else ""
+    text = f"{shared}A model of half the parameters generates about twice as fast where weights bind."
+    return Advice(Stage.ARCHITECTURE, "another model", False, text)
+
+
+def _changed(planner: Planner, row: Row, program: ModelOutline, question: Question) -> str:
+    """Memory, time and room of the row with another program or question, next to what it has."""
+    model = replace(question.model, program=program)
+    other = Planner(replace(question, model=model, ttft_s=None, tpot_s=None))
+    now, then = row, other.row(row.hardware, row.concurrency)
+    before = Planner(replace(planner.question, ttft_s=None, tpot_s=None)).row(
+        row.hardware, row.concurrency
+    )
+    parts = [f"{shown_gb(before.memory.total)} → {shown_gb(then.memory.total)} GB"]
+    if before.times is not None and then.times is not None:
+        old, new = before.times.tpot_s, then.times.tpot_s
+        parts.append(f"{shown_s(old)} → {shown_s(new)} per token")
+    if now.max_concurrency is not None and then.max_concurrency is not None:
+        parts.append(
+            f"{before.max_concurrency or 0:,} → {then.max_concurrency:,} requests fit"
+        )
+    return ", ".join(parts) + "."
+
+
+def _tpot(planner: Planner, row: Row, concurrency: int) -> float:
+    load: Load = planner.load(row.hardware, concurrency)
+    times = planner.times(row.hardware, load)
+    assert times is not None
+    return times.tpot_s
+
+
+def narrowest(program: ModelOutline) -> str:
+    """The name of the program's main format, as --quant takes it."""
+    return main_format(program).name.lower()

@@ -1,0 +1,303 @@
+"""plan: a question → the hardware budget table, row by row.
+
+A row is one hardware with one number of requests at once: what memory it takes, whether it fits,
+the four times, and what bounds them. What to make of the rows is advice.py's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.limits.plan.formats import main_format
+from headrace.limits.plan.hardware import Hardware
+from headrace.limits.plan.memory import MemoryPlan, plan_memory
+from headrace.limits.plan.paper import paper_of
+from headrace.limits.plan.question import MAX_CONCURRENCY, Question
+from headrace.limits.plan.times import (
+    BoundClock,
+    Clock,
+    EstimateClock,
+    Limiter,
+    Load,
+    burst_s,
+    chunks_of,
+    decode_contexts,
+    decode_step,
+    joining_s,
+    limiter,
+    prompt_step,
+    rates_of,
+    tpot_s,
+)
+from headrace.limits.rates import MachineRates
+from headrace.models.outline import ModelOutline
+from headrace.ops.cost import CostModel, unit_of
+from headrace.ops.counts import Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds. ttft_s: mean over requests that all arrive at once. joining_s: of one that joins
+    while the others generate. tpot_s: of a step in which all generate. prefill_s: of one prompt
+    alone. prefill, decode: what bounds the two kinds of steps."""
+
+    ttft_s: float
+    joining_s: float
+    tpot_s: float
+    prefill_s: float
+    prefill: Limiter
+    decode: Limiter
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table. None: not known, for want of a number of the hardware.
+
+    max_concurrency: requests of this context that memory holds. max_context: positions of each of
+    this row's requests that it holds, at most the model's. within_targets: most requests that fit
+    and meet --ttft and --tpot; None without targets. meets: whether this row does both.
+    """
+
+    hardware: Hardware
+    concurrency: int
+    memory: MemoryPlan
+    times: Times | None
+    max_concurrency: int | None
+    max_context: int | None
+    meets: bool | None
+    within_targets: int | None
+    output: int | None
+
+    @property
+    def free_bytes(self) -> float | None:
+        """What is left of the hardware's memory; negative: what is missing."""
+        limit = self.hardware.memory_bytes
+        return None if limit is None else limit - self.memory.total
+
+    @property
+    def fits(self) -> bool | None:
+        free = self.free_bytes
+        return None if free is None else free >= 0
+
+    @property
+    def tok_per_s(self) -> float | None:
+        """Generated tokens per second of one request."""
+        return None if self.times is None else 1 / self.times.tpot_s
+
+    @property
+    def total_tok_per_s(self) -> float | None:
+        """Generated tokens per second of all requests, while all generate."""
+        return None if self.times is None else self.concurrency / self.times.tpot_s
+
+    @property
+    def sustained_tok_per_s(self) -> float | None:
+        """Generated tokens per second of all requests, their prompts included; None where no length
+        of output was given."""
+        if self.times is None or self.output is None:
+            return None
+        seconds = self.concurrency * self.times.prefill_s + self.output * self.times.tpot_s
+        return self.concurrency * self.output / seconds
+
+    @property
+    def usd_per_mtok(self) -> float | None:
+        """Dollars per million generated tokens at total_tok_per_s."""
+        return self._usd(self.total_tok_per_s)
+
+    @property
+    def sustained_usd_per_mtok(self) -> float | None:
+        return self._usd(self.sustained_tok_per_s)
+
+    def _usd(self, tok_per_s: float | None) -> float | None:
+        price = self.hardware.price_usd_per_hour
+        if price is None or tok_per_s is None:
+            return None
+        return price / 3600 / tok_per_s * 1e6
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        times = self.times
+        return {
+            "hardware": self.hardware.name,
+            "concurrency": self.concurrency,
+            "memory_bytes": self.memory.to_dict(),
+            "memory_limit_bytes": self.hardware.memory_bytes,
+            "free_bytes": self.free_bytes,
+            "fits": self.fits,
+            "max_concurrency": self.max_concurrency,
+            "max_context": self.max_context,
+            "ttft_s": None if times is None else times.ttft_s,
+            "ttft_joining_s": None if times is None else times.joining_s,
+            "tpot_s": None if times is None else times.tpot_s,
+            "tok_per_s": self.tok_per_s,
+            "total_tok_per_s": self.total_tok_per_s,
+            "sustained_tok_per_s": self.sustained_tok_per_s,
+            "usd_per_mtok": self.usd_per_mtok,
+            "sustained_usd_per_mtok": self.sustained_usd_per_mtok,
+            "prefill_bound_by": None if times is None else times.prefill.word,
+            "decode_bound_by": None if times is None else times.decode.word,
+            "meets_targets": self.meets,
+            "max_concurrency_within_targets": self.within_targets,
+        }
+
+
+def rows_of(question: Question) -> tuple[Row, ...]:
+    """Every hardware with every concurrency, in the order asked."""
+    planner = Planner(question)
+    return tuple(
+        planner.row(hardware, concurrency)
+        for hardware in question.hardware
+        for concurrency in question.concurrency
+    )
+
+
+class Planner:
+    """Answers one question row by row; keeps the cost models it needs. One thread at a time."""
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self.program: ModelOutline = question.model.program
+        self.weights = main_format(self.program)
+        self.paper = paper_of(self.program, question.kv_format)
+        self._costs: dict[int | None, CostModel] = {}
+        self._clocks: dict[str, Clock] = {}
+
+    def row(self, hardware: Hardware, concurrency: int) -> Row:
+        q = self.question
+        load = self.load(hardware, concurrency)
+        times = self.times(hardware, load)
+        targets = q.ttft_s is not None or q.tpot_s is not None
+        known = times is not None and hardware.memory_bytes is not None
+        within = None
+        if targets and known:
+            within = largest(lambda n: self._good(hardware, n), MAX_CONCURRENCY)
+        limit = hardware.memory_bytes
+        return Row(
+            hardware=hardware,
+            concurrency=concurrency,
+            memory=self.memory(hardware, q.context, concurrency),
+            times=times,
+            max_concurrency=None if limit is None else self.max_concurrency(hardware, limit),
+            max_context=None if limit is None else self.max_context(hardware, limit, concurrency),
+            meets=None if times is None or not targets else self._meets(times),
+            within_targets=within,
+            output=q.output,
+        )
+
+    def load(self, hardware: Hardware, concurrency: int) -> Load:
+        q = self.question
+        budget = q.budget(hardware, concurrency)
+        return Load(concurrency, q.context, q.prompt, q.output, budget)
+
+    # ---- memory ---------------------------------------------------------------------------------
+
+    def memory(self, hardware: Hardware, context: int, concurrency: int) -> MemoryPlan:
+        q = self.question
+        if q.formula == "paper":
+            return self.paper.memory(context, concurrency)
+        return plan_memory(
+            self.program,
+            context=context,
+            concurrency=concurrency,
+            kv_format=q.kv_format,
+            step_tokens=q.budget(hardware, concurrency),
+            packed=hardware.kind == "cpu",
+            block_size=q.block_size,
+        )
+
+    def max_concurrency(self, hardware: Hardware, limit: float) -> int:
+        """Most requests of the whole context that fit; 0: none."""
+        context = self.question.context
+        return largest(lambda n: self.memory(hardware, context, n).total <= limit, MAX_CONCURRENCY)
+
+    def max_context(self, hardware: Hardware, limit: float, concurrency: int) -> int:
+        """Longest context of so many requests that fits, at most the model's; 0: none."""
+        most = self.program.max_context
+        return largest(lambda c: self.memory(hardware, c, concurrency).total <= limit, most)
+
+    # ---- times ----------------------------------------------------------------------------------
+
+    def times(self, hardware: Hardware, load: Load) -> Times | None:
+        rates = rates_of(hardware, self.weights)
+        if rates is None:
+            return None
+        costs = self.costs(hardware)
+        prefill = limiter(costs.step(chunks_of(prompt_step(load))), rates)
+        decode = limiter(costs.step(chunks_of(decode_step(load))), rates)
+        if self.question.formula == "paper":
+            one = self.paper.ttft_s(load.prompt, rates, peak_of(self.weights.name, rates))
+            context = decode_contexts(load)[1]
+            step = self.paper.tpot_s(context, load.concurrency, rates)
+            return Times(one * (load.concurrency + 1) / 2, one, step, one, prefill, decode)
+        clock = self.clock(hardware, rates)
+        alone = joining_s(load.alone(), clock)
+        if load.concurrency == 1:
+            burst = joining = alone
+        else:
+            burst, joining = burst_s(load, clock), joining_s(load, clock)
+        return Times(burst, joining, tpot_s(load, clock), alone, prefill, decode)
+
+    def costs(self, hardware: Hardware) -> CostModel:
+        cache = None if hardware.cache_bytes is None else int(hardware.cache_bytes)
+        if cache not in self._costs:
+            kv = self.question.kv_format
+            self._costs[cache] = CostModel(self.program, kv_format=kv, cache_bytes=cache)
+        return self._costs[cache]
+
+    def clock(self, hardware: Hardware, rates: MachineRates) -> Clock:
+        """Of a hardware: estimates where this machine was calibrated, else the bound."""
+        if hardware.name not in self._clocks:
+            costs, calibration = self.costs(hardware), self.question.calibration
+            self._clocks[hardware.name] = (
+                EstimateClock(costs, rates, calibration)
+                if calibration is not None and hardware.measured
+                else BoundClock(costs, rates)
+            )
+        return self._clocks[hardware.name]
+
+    def _meets(self, times: Times) -> bool:
+        q = self.question
+        first = q.ttft_s is None or times.joining_s <= q.ttft_s
+        return first and (q.tpot_s is None or times.tpot_s <= q.tpot_s)
+
+    def _good(self, hardware: Hardware, concurrency: int) -> bool:
+        """Whether so many requests fit and meet the targets."""
+        limit, context = hardware.memory_bytes or 0, self.question.context
+        if self.memory(hardware, context, concurrency).total > limit:
+            return False
+        rates = rates_of(hardware, self.weights)
+        assert rates is not None
+        load = self.load(hardware, concurrency)
+        if self.question.formula == "paper":
+            times = self.times(hardware, load)
+            return times is not None and self._meets(times)
+        clock = self.clock(hardware, rates)
+        q = self.question
+        if q.tpot_s is not None and tpot_s(load, clock) > q.tpot_s:
+            return False
+        return q.ttft_s is None or joining_s(load, clock) <= q.ttft_s
+
+
+def peak_of(weights: str, rates: MachineRates) -> float:
+    """The peak at which matrices of a number format are multiplied."""
+    peaks = {
+        Unit.INT8: rates.int8_ops_per_s,
+        Unit.BF16: rates.bf16_ops_per_s,
+        Unit.F32: rates.f32_ops_per_s,
+    }
+    return peaks[unit_of(weights)]
+
+
+def largest(good: Callable[[int], bool], most: int) -> int:
+    """The largest n ≤ most that is good, where all below a good one are good too; 0: none."""
+    low, high = 0, 1
+    while high < most and good(high):
+        low, high = high, min(2 * high, most)
+    if high == most and good(most):
+        return most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if good(middle) else (low, middle)
+    return low
+
