@@ -20,6 +20,7 @@ from headrace.cli.generate import generate
 from headrace.cli.lab import lab_app
 from headrace.cli.models import models_app
 from headrace.cli.perplexity import perplexity
+from headrace.cli.plan import plan
 from headrace.cli.run_batch import run_batch
 from headrace.cli.serve import serve
 from headrace.cli.ui import ui
@@ -59,6 +60,7 @@ app.command()(serve)
 app.command()(ui)
 app.command()(run_batch)
 app.command()(verify)
+app.command()(plan)
 app.command()(env)
 app.add_typer(bench_app, name="bench")
 app.add_typer(lab_app, name="lab")

@@ -7,3 +7,20 @@
 
 Reads file headers and descriptions only: no weights, no torch. docs/plan.md explains the numbers.
 """
+
+from headrace.limits.plan.answer import BudgetTable, plan
+from headrace.limits.plan.hardware import Hardware
+from headrace.limits.plan.question import Question, ask
+from headrace.limits.plan.resolve import PlanModel, resolve_model
+from headrace.limits.plan.table import Row
+
+__all__ = [
+    "BudgetTable",
+    "Hardware",
+    "PlanModel",
+    "Question",
+    "Row",
+    "ask",
+    "plan",
+    "resolve_model",
+]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from headrace.limits.bound import Peaks, bound
-from headrace.limits.plan.formats import Fp8KV, main_format, requantized, weight_format
+from headrace.limits.plan.formats import Fp8KV, requantized, weight_format
 from headrace.limits.plan.overrides import Overrides, changed_model
 from headrace.limits.plan.question import Question
 from headrace.limits.plan.table import Planner, Row
@@ -76,13 +76,11 @@ def _verdict(question: Question, rows: Sequence[Row]) -> str:
     context = f"{question.context:,} tokens"
     largest = rows[-1] if rows[-1].concurrency >= rows[0].concurrency else rows[0]
     if not most:
-        missing = -(rows[0].free_bytes or 0)
-        num = -(-rows[0].memory.total // int(hardware.memory_bytes))
+        one = Planner(question).memory(hardware, question.context, 1).total
+        together = -(-one // int(hardware.memory_bytes))
         return (
-            f"{name}: does not fit even one request of {context}: {shown_gb(missing)} GB are missing "
-            f"({num} of them would hold it, if it were split over them)."
-            if rows[0].concurrency == 1
-            else f"{name}: not even one request of {context} fits."
+            f"{name}: not even one request of {context} fits, by "
+            f"{shown_gb(one - hardware.memory_bytes)} GB; split over {together} of them it might."
         )
     asked = largest.concurrency
     if largest.fits:
@@ -90,8 +88,8 @@ def _verdict(question: Question, rows: Sequence[Row]) -> str:
         text += f"; at most {most:,} requests." if most > asked else "; no request more."
     else:
         text = (
-            f"{name}: {asked} × {context} miss by {shown_gb(-(largest.free_bytes or 0))} GB; at most "
-            f"{most:,} such requests fit, or {asked} of {largest.max_context or 0:,} tokens."
+            f"{name}: {asked} × {context} miss by {shown_gb(-(largest.free_bytes or 0))} GB; at "
+            f"most {most:,} such requests fit, or {asked} of {largest.max_context or 0:,} tokens."
         )
     if largest.within_targets is not None:
         text += (
@@ -112,7 +110,7 @@ def _choice(question: Question, rows: Sequence[Row]) -> tuple[str, Row | None]:
         return f"Nothing asked here {reason}; the steps below are what would change that.", focus
     priced = [r for r in fitting if r.usd_per_mtok is not None]
     if priced:
-        best = min(priced, key=lambda r: (r.sustained_usd_per_mtok or r.usd_per_mtok or 0.0))
+        best = min(priced, key=lambda r: r.sustained_usd_per_mtok or r.usd_per_mtok or 0.0)
         cost = best.sustained_usd_per_mtok or best.usd_per_mtok
         why = f"{shown_usd(cost)} $ per million tokens, the least of what fits"
         unpriced = names - {r.hardware.name for r in priced}
@@ -143,16 +141,17 @@ def _steps(question: Question, row: Row) -> Iterator[Advice]:
 
 def _batching(planner: Planner, row: Row) -> Advice:
     """One request against many at once."""
-    hardware, most = row.hardware, row.max_concurrency or 1
+    most = row.max_concurrency or 1
     many = row.concurrency if row.concurrency > 1 else min(most, 32)
     title = "continuous batching"
     if many < 2:
         return Advice(Stage.LOSSLESS, title, False, "Only one request fits at a time.")
     one, all_ = _tpot(planner, row, 1), _tpot(planner, row, many)
     text = (
-        f"{many} at once generate {figures(many / all_)} tok/s together, {figures(many * one / all_)} "
-        f"× one alone; each waits {figures(all_ / one)} × as long for a token. Let requests join and "
-        f"leave between steps ({hardware.name} is idle in between otherwise)."
+        f"{many} at once generate {figures(many / all_)} tok/s together, "
+        f"{figures(many * one / all_)} × one alone, and each waits {figures(all_ / one)} × as long "
+        f"for a token. Requests should join and leave between steps, or the shortest wait for the "
+        f"longest."
     )
     return Advice(Stage.LOSSLESS, title, True, text)
 
@@ -183,8 +182,8 @@ def _fusion(planner: Planner, row: Row) -> Advice:
     limit = bound(planner.costs(row.hardware).step(chunks_of(decode_step(load))), rates, Peaks.OWN)
     gain = limit.serial_s / limit.bound_s
     text = (
-        f"Ops one after another take {figures(gain)} × the bound of a step that generates, even if "
-        "each is perfect by itself; every value that goes through memory between two ops adds to it."
+        f"Perfect ops one after another take {figures(gain)} × the bound of a step that "
+        "generates; every value that goes through memory between two ops adds to it."
     )
     return Advice(Stage.LOSSLESS, "fused kernels", gain > 1.05, text)
 
@@ -193,8 +192,8 @@ def _prefixes(row: Row, question: Question) -> Advice:
     assert row.times is not None
     saved = row.times.prefill_s / question.prompt * 1000
     text = (
-        f"Every 1,000 tokens that a prompt shares with an earlier one (system prompt, earlier turns) "
-        f"need not be computed: {shown_s(saved)} less to the first token."
+        "Every 1,000 tokens that a prompt shares with an earlier one (system prompt, earlier "
+        f"turns) need not be computed: {shown_s(saved)} less to the first token."
     )
     return Advice(Stage.LOSSLESS, "prefix reuse", question.prompt > 64, text)
 
@@ -264,27 +263,29 @@ def _architecture(planner: Planner, row: Row) -> Advice:
             True,
             text + " Needs such a model, or pooled heads and some training.",
         )
-    shared = f"{heads // kv_heads} query heads share a KV head already. " if kv_heads < heads else ""
-    text = f"{shared}A model of half the parameters generates about twice as fast where weights bind."
+    shared = (
+        f"{heads // kv_heads} query heads share a KV head already. " if kv_heads < heads else ""
+    )
+    text = (
+        f"{shared}A model of half the parameters generates about twice as fast where weights bind."
+    )
     return Advice(Stage.ARCHITECTURE, "another model", False, text)
 
 
 def _changed(planner: Planner, row: Row, program: ModelOutline, question: Question) -> str:
     """Memory, time and room of the row with another program or question, next to what it has."""
     model = replace(question.model, program=program)
-    other = Planner(replace(question, model=model, ttft_s=None, tpot_s=None))
-    now, then = row, other.row(row.hardware, row.concurrency)
-    before = Planner(replace(planner.question, ttft_s=None, tpot_s=None)).row(
-        row.hardware, row.concurrency
+    asked = (planner.question, replace(question, model=model))
+    before, then = (
+        Planner(replace(q, ttft_s=None, tpot_s=None)).row(row.hardware, row.concurrency)
+        for q in asked
     )
     parts = [f"{shown_gb(before.memory.total)} → {shown_gb(then.memory.total)} GB"]
     if before.times is not None and then.times is not None:
         old, new = before.times.tpot_s, then.times.tpot_s
         parts.append(f"{shown_s(old)} → {shown_s(new)} per token")
-    if now.max_concurrency is not None and then.max_concurrency is not None:
-        parts.append(
-            f"{before.max_concurrency or 0:,} → {then.max_concurrency:,} requests fit"
-        )
+    if before.max_concurrency is not None and then.max_concurrency is not None:
+        parts.append(f"{before.max_concurrency:,} → {then.max_concurrency:,} requests fit")
     return ", ".join(parts) + "."
 
 
@@ -293,8 +294,3 @@ def _tpot(planner: Planner, row: Row, concurrency: int) -> float:
     times = planner.times(row.hardware, load)
     assert times is not None
     return times.tpot_s
-
-
-def narrowest(program: ModelOutline) -> str:
-    """The name of the program's main format, as --quant takes it."""
-    return main_format(program).name.lower()

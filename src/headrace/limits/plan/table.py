@@ -300,4 +300,3 @@ def largest(good: Callable[[int], bool], most: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if good(middle) else (low, middle)
     return low
-
