@@ -43,6 +43,7 @@ from headrace.server.routes import (
     chat,
     completions,
     embeddings,
+    looking,
     models,
     operations,
     responses,
@@ -63,10 +64,20 @@ GET: dict[str, Route] = {
     "/tokenizer_info": tokens.tokenizer_info,
     "/metrics": operations.metrics,
     "/cache": cache.look,
+    "/events": looking.events,
+    "/kv_map": looking.kv_map,
 }
 #: Path → what may stand behind its question mark.
 QUERY: dict[str, dict[str, str]] = {
     "/cache": {"cache_salt": "Whose pins are listed, and whose part of the tree is marked."},
+    "/events": {
+        "interval": "Seconds between two snapshots, 0.25 … 10; default 0.5.",
+        "count": "End after so many snapshots; default 0: no end.",
+    },
+    "/kv_map": {
+        "group": "KV group, from 0.",
+        "max": "Most letters, up to 16384; default 4096.",
+    },
 }
 POST: dict[str, tuple[Route, type[BaseModel]]] = {
     "/v1/chat/completions": (chat.chat_completions, ChatRequest),
@@ -86,6 +97,7 @@ POST: dict[str, tuple[Route, type[BaseModel]]] = {
 OPTIONAL_BODY = frozenset({"/cache/reset", "/cache/save", "/reset_prefix_cache"})
 #: Routes that do not answer in JSON.
 PLAIN_TEXT = frozenset({"/ping", "/metrics"})
+EVENTS = frozenset({"/events"})
 
 
 def build_app(context: Context) -> FastAPI:
@@ -122,7 +134,7 @@ def build_app(context: Context) -> FastAPI:
             route,
             methods=["GET"],
             response_model=None,
-            response_class=PlainTextResponse if path in PLAIN_TEXT else JSONResponse,
+            response_class=_response_class(path),
             responses=ERROR_RESPONSE,
             openapi_extra=parameters(path, QUERY.get(path, {})),
         )
@@ -137,6 +149,17 @@ def build_app(context: Context) -> FastAPI:
         )
     _add_error_handlers(app)
     return app
+
+
+class _Events(Response):
+    media_type = "text/event-stream"
+
+
+def _response_class(path: str) -> type[Response]:
+    """What the document says of it."""
+    if path in EVENTS:
+        return _Events
+    return PlainTextResponse if path in PLAIN_TEXT else JSONResponse
 
 
 def _streams(model: type[BaseModel]) -> bool:

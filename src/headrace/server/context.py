@@ -12,6 +12,7 @@ from headrace.server.door import Door
 from headrace.server.errors import ApiError
 from headrace.server.metrics import HttpMetrics
 from headrace.server.settings import ServeSettings
+from headrace.server.snapshots import Snapshots
 
 #: Bodies of the largest size that may be on their way at once.
 MAX_INBOX_BODIES = 16
@@ -26,6 +27,7 @@ class Context:
     load_error: str | None = None
     draining: bool = False
     http: HttpMetrics = field(default_factory=HttpMetrics)
+    snapshots: Snapshots = field(default_factory=Snapshots)
     inbox: Inbox = field(init=False)
 
     def __post_init__(self) -> None:
@@ -36,12 +38,13 @@ def context_of(request: Request) -> Context:
     return cast(Context, request.app.state.context)
 
 
-def open_door(request: Request) -> Door:
-    """The door. Raises ApiError 503 while the model loads or the server stops."""
+def open_door(request: Request, *, to_look: bool = False) -> Door:
+    """The door. Raises ApiError 503 while the model loads or the server stops. to_look: for who
+    asks nothing of the engine, and may watch requests end while the server stops."""
     context = context_of(request)
     if context.door is None:
         raise ApiError(503, context.load_error or "Loading model", headers={"Retry-After": "1"})
-    if context.draining:
+    if context.draining and not to_look:
         raise ApiError(503, "The server is shutting down.", headers={"Retry-After": "5"})
     if not context.door.loop.alive:
         raise ApiError(503, "The engine has stopped; the server's log says why.")

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from headrace import __version__
 from headrace.engine.account import StepAccount
@@ -18,6 +18,7 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.core import Engine
 from headrace.engine.model import OpenModel
 from headrace.engine.params import SamplingParams
+from headrace.engine.pools import BlockPool
 from headrace.engine.prefix.tree import CacheStats
 from headrace.engine.speculation.account import SpeculationAccount
 from headrace.errors import HeadraceError, QueueFullError, UsageError
@@ -171,6 +172,23 @@ class Door:
     def kv_blocks(self) -> list[PoolUse]:
         """Of the KV cache, by group; not to be reckoned with while the engine works."""
         return [pool_use(pool) for pool in self._engine.manager.pools]
+
+    @property
+    def kv_pools(self) -> list[tuple[BlockPool, int | None, int]]:
+        """(blocks, window, bytes of a block) of every KV group: look, do not change."""
+        manager, sizes = self._engine.manager, self.engine_config.pools.block_bytes
+        return list(zip(manager.pools, manager.windows, sizes, strict=True))
+
+    @property
+    def jobs(self) -> Iterable[Job]:
+        """All that are inside, oldest first; to be read before anything is awaited."""
+        return self._flows
+
+    @property
+    def tree_size(self) -> tuple[int, int]:
+        """Nodes and positions of the prefix tree."""
+        tree = self._engine.cache.tree
+        return (0, 0) if tree is None else (tree.num_nodes, tree.num_tokens)
 
     @property
     def cache_stats(self) -> CacheStats | None:

@@ -6,6 +6,7 @@ thread writes `request`; the asyncio side reads it only after a result has come.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -24,6 +25,7 @@ class Job:
     cancelled: why it was ended before its time. name: of the HTTP request, for logs.
     num_truncated: ids that were cut off in front, because the request allowed it. pooling: the
     prompt's vector is wanted, and nothing is drawn. cache_salt, reads_cache: see Engine.add.
+    public_id: what others than its client may see of it: random.
     at_end: called on the engine's thread when it has ended well, before anything else happens; the
     job fails with the HeadraceError that it raises.
 
@@ -46,6 +48,7 @@ class Job:
     cache_salt: str = ""
     reads_cache: bool = True
     at_end: Callable[[Engine], None] | None = None
+    public_id: str = field(default_factory=lambda: secrets.token_hex(6))
     token_times_s: list[float] = field(init=False)
     prompt_counted: bool = False
 

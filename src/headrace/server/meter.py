@@ -6,9 +6,53 @@ came in one step too, which is nearly all of them, are observed together.
 
 from __future__ import annotations
 
+from collections import deque
+
 from headrace.engine.account import StepRecord
 from headrace.server.histogram import ITL_S, STEP_TOKENS, TTFT_S, Histogram
 from headrace.server.job import Job
+
+#: Steps that are remembered one by one.
+MAX_RECENT = 64
+
+
+class StepTotals:
+    """Sums over steps since the start. bounded_seconds: of the steps whose limit is known; bound_s,
+    operations and bytes are of these."""
+
+    __slots__ = (
+        "bound_s",
+        "bounded_seconds",
+        "count",
+        "decode_tokens",
+        "operations",
+        "prefill_tokens",
+        "read_bytes",
+        "seconds",
+        "written_bytes",
+    )
+
+    def __init__(self) -> None:
+        self.count = self.decode_tokens = self.prefill_tokens = 0
+        self.seconds = self.bounded_seconds = self.bound_s = 0.0
+        self.operations = self.read_bytes = self.written_bytes = 0
+
+    def add(self, record: StepRecord) -> None:
+        self.count += 1
+        self.decode_tokens += record.num_decode_tokens
+        self.prefill_tokens += record.num_prefill_tokens
+        self.seconds += record.step_s
+        limit = record.limit
+        if limit is not None:
+            self.bounded_seconds += record.step_s
+            self.bound_s += limit.bound_s
+            self.operations += limit.operations
+            self.read_bytes += limit.read_bytes
+            self.written_bytes += limit.written_bytes
+
+    def to_dict(self) -> dict[str, float]:
+        """Plain values for JSON."""
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 class StepMeter:
@@ -24,6 +68,10 @@ class StepMeter:
         self.inter_token_latency = Histogram(ITL_S)
         self.step_tokens = Histogram(STEP_TOKENS)
         self.step_time = Histogram(ITL_S)
+        #: Of steps that computed no prompt token, and of the others.
+        self.decode_steps, self.prefill_steps = StepTotals(), StepTotals()
+        self.num_draft_tokens = self.num_failed_steps = 0
+        self.recent: deque[StepRecord] = deque(maxlen=MAX_RECENT)
         self.num_prompt_tokens = 0  # of requests whose prompt is computed
         self.num_lookups = self.num_looked_up_tokens = (
             0  # of these, prompts that looked in the cache
@@ -38,6 +86,10 @@ class StepMeter:
         """A step has been run."""
         self.step_tokens.observe(record.num_decode_tokens + record.num_prefill_tokens)
         self.step_time.observe(record.step_s)
+        (self.prefill_steps if record.num_prefill_tokens else self.decode_steps).add(record)
+        self.num_draft_tokens += record.num_draft_tokens
+        self.num_failed_steps += record.failed
+        self.recent.append(record)
 
     def begin(self, now_s: float) -> None:
         """The tokens of a step follow."""

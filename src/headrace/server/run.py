@@ -238,6 +238,7 @@ class _Run:
                 await self._until_empty(door, GOODBYE_S)
         else:
             _LOG.info("stopping")
+        context.snapshots.close()
         await self._until_sent(GOODBYE_S)
         self._server.should_exit = True
 
