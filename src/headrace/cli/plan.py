@@ -97,6 +97,7 @@ def plan(
     from headrace.errors import UsageError
     from headrace.limits.plan import ask, report
     from headrace.limits.plan import plan as answer
+    from headrace.limits.plan.why import why as explain
 
     form = "json" if as_json else form
     if form not in o.OUTPUTS:
@@ -124,16 +125,26 @@ def plan(
         formula=formula,
     )
     table = answer(question)
+    sections = explain(question, table.rows) if why else ()
     if form == "json":
         values = table.to_dict()
+        if why:
+            values["why"] = [
+                {"title": s.title, "lines": [line.to_dict() for line in s.lines]} for s in sections
+            ]
         typer.echo(json.dumps(values, ensure_ascii=False, indent=2))
     elif form == "csv":
         typer.echo(report.comma_separated(table))
     elif form == "md":
         typer.echo(report.markdown(table))
+        if why:
+            typer.echo(f"\n## Why\n\n```\n{report.explained(sections, 100).strip()}\n```")
     else:
         width = max(shutil.get_terminal_size((100, 24)).columns, 60)
-        typer.echo(report.text(table, width, _styled if _colours() else report.plain))
+        style = _styled if _colours() else report.plain
+        typer.echo(report.text(table, width, style))
+        if why:
+            typer.echo(report.explained(sections, width, style))
 
 
 def _colours() -> bool:

@@ -83,13 +83,14 @@ def _verdict(question: Question, rows: Sequence[Row]) -> str:
             f"{shown_gb(one - hardware.memory_bytes)} GB; split over {together} of them it might."
         )
     asked = largest.concurrency
+    requests = f"{asked:,} request{'s' if asked > 1 else ''} of {context}"
     if largest.fits:
-        text = f"{name}: {asked} × {context} fit, {shown_gb(largest.free_bytes)} GB to spare"
-        text += f"; at most {most:,} requests." if most > asked else "; no request more."
+        text = f"{name}: {requests} fit, {shown_gb(largest.free_bytes)} GB to spare"
+        text += f"; at most {most:,} do." if most > asked else "; not one more does."
     else:
         text = (
-            f"{name}: {asked} × {context} miss by {shown_gb(-(largest.free_bytes or 0))} GB; at "
-            f"most {most:,} such requests fit, or {asked} of {largest.max_context or 0:,} tokens."
+            f"{name}: {requests} need {shown_gb(-(largest.free_bytes or 0))} GB more than there "
+            f"are; {most:,} fit, or {asked:,} of {largest.max_context or 0:,} tokens."
         )
     if largest.within_targets is not None:
         text += (
@@ -133,8 +134,9 @@ def _steps(question: Question, row: Row) -> Iterator[Advice]:
     yield _batching(planner, row)
     yield _paging(planner, row)
     yield _fusion(planner, row)
-    yield _prefixes(row, question)
-    yield _speculation(planner, row)
+    if row.times is not None and row.times.prefill_s is not None:
+        yield _prefixes(row.times.prefill_s, question)
+        yield _speculation(planner, row)
     yield from _quantisation(planner, row)
     yield _architecture(planner, row)
 
@@ -188,9 +190,8 @@ def _fusion(planner: Planner, row: Row) -> Advice:
     return Advice(Stage.LOSSLESS, "fused kernels", gain > 1.05, text)
 
 
-def _prefixes(row: Row, question: Question) -> Advice:
-    assert row.times is not None
-    saved = row.times.prefill_s / question.prompt * 1000
+def _prefixes(prefill_s: float, question: Question) -> Advice:
+    saved = prefill_s / question.prompt * 1000
     text = (
         "Every 1,000 tokens that a prompt shares with an earlier one (system prompt, earlier "
         f"turns) need not be computed: {shown_s(saved)} less to the first token."
@@ -226,9 +227,10 @@ def _quantisation(planner: Planner, row: Row) -> Iterator[Advice]:
             continue
         found = True
         program = requantized(question.model.program, wanted)
-        text = _changed(planner, row, program, question)
+        worth, text = _changed(planner, row, program, question)
         title = f"{name} weights instead of {now.name.lower()}"
-        yield Advice(Stage.QUANTISATION, title, True, text + " Check quality on your own texts.")
+        text += " Check quality on your own texts." if worth else " Hardly worth it here."
+        yield Advice(Stage.QUANTISATION, title, worth, text)
     if not found:
         text = f"{now.name} has {now.bits_per_weight:.1f} bits per weight already."
         yield Advice(Stage.QUANTISATION, "weights", False, text)
@@ -246,8 +248,8 @@ def _quantisation(planner: Planner, row: Row) -> Iterator[Advice]:
         yield Advice(Stage.QUANTISATION, "KV cache", False, text)
         return
     less = replace(question, kv_format=Fp8KV())
-    text += _changed(planner, row, question.model.program, less)
-    yield Advice(Stage.QUANTISATION, "fp8 KV cache", True, text)
+    worth, changed = _changed(planner, row, question.model.program, less)
+    yield Advice(Stage.QUANTISATION, "fp8 KV cache", worth, text + changed)
 
 
 def _architecture(planner: Planner, row: Row) -> Advice:
@@ -256,13 +258,10 @@ def _architecture(planner: Planner, row: Row) -> Advice:
     heads, kv_heads = config.num_heads, config.num_kv_heads
     if kv_heads == heads and heads % 8 == 0 and heads > 8:
         fewer = changed_model(program, Overrides({"num_kv_heads": 8}, None, {}, {}))
-        text = _changed(planner, row, fewer, planner.question)
-        return Advice(
-            Stage.ARCHITECTURE,
-            f"a model with 8 KV heads instead of {kv_heads}",
-            True,
-            text + " Needs such a model, or pooled heads and some training.",
-        )
+        worth, text = _changed(planner, row, fewer, planner.question)
+        text += " Needs such a model, or pooled heads and some training."
+        title = f"a model with 8 KV heads instead of {kv_heads}"
+        return Advice(Stage.ARCHITECTURE, title, worth, text)
     shared = (
         f"{heads // kv_heads} query heads share a KV head already. " if kv_heads < heads else ""
     )
@@ -272,21 +271,27 @@ def _architecture(planner: Planner, row: Row) -> Advice:
     return Advice(Stage.ARCHITECTURE, "another model", False, text)
 
 
-def _changed(planner: Planner, row: Row, program: ModelOutline, question: Question) -> str:
-    """Memory, time and room of the row with another program or question, next to what it has."""
+def _changed(
+    planner: Planner, row: Row, program: ModelOutline, question: Question
+) -> tuple[bool, str]:
+    """Memory, time and room of the row with another program or question, next to what it has; and
+    whether time or room gains a twentieth or more."""
     model = replace(question.model, program=program)
     asked = (planner.question, replace(question, model=model))
     before, then = (
         Planner(replace(q, ttft_s=None, tpot_s=None)).row(row.hardware, row.concurrency)
         for q in asked
     )
+    worth = False
     parts = [f"{shown_gb(before.memory.total)} → {shown_gb(then.memory.total)} GB"]
     if before.times is not None and then.times is not None:
         old, new = before.times.tpot_s, then.times.tpot_s
         parts.append(f"{shown_s(old)} → {shown_s(new)} per token")
+        worth = new < 0.95 * old
     if before.max_concurrency is not None and then.max_concurrency is not None:
         parts.append(f"{before.max_concurrency:,} → {then.max_concurrency:,} requests fit")
-    return ", ".join(parts) + "."
+        worth = worth or then.max_concurrency > 1.05 * before.max_concurrency
+    return worth, ", ".join(parts) + "."
 
 
 def _tpot(planner: Planner, row: Row, concurrency: int) -> float:

@@ -16,6 +16,7 @@ from headrace.limits.plan.answer import BudgetTable
 from headrace.limits.plan.formats import main_format
 from headrace.limits.plan.hardware import Hardware
 from headrace.limits.plan.table import Row
+from headrace.limits.plan.why import Section
 from headrace.limits.plan.words import (
     DASH,
     figures,
@@ -118,7 +119,8 @@ def _in_time(row: Row) -> str:
 def _bound_by(row: Row) -> str:
     if row.times is None:
         return DASH
-    return f"{row.times.prefill.word}, {row.times.decode.word}"
+    prefill = DASH if row.times.prefill is None else row.times.prefill.word
+    return f"{prefill}, {row.times.decode.word}"
 
 
 # ---- a terminal ---------------------------------------------------------------------------------
@@ -179,6 +181,8 @@ def hardware_facts(hardware: Hardware) -> str:
         ("bf16", hardware.bf16_ops_per_s),
     )
     shown = [f"{name} {figures(rate / 1e12)}" for name, rate in peaks if rate]
+    if not shown and hardware.f32_ops_per_s:
+        shown = [f"f32 {figures(hardware.f32_ops_per_s / 1e12)}"]
     words.append(f"{', '.join(shown)} Top/s" if shown else f"peaks {DASH}")
     if hardware.price_usd_per_hour:
         words.append(f"${hardware.price_usd_per_hour:.2f} an hour")
@@ -292,6 +296,19 @@ def _table(
             parts.append(style(kind, padded) if kind else padded)
         lines.append("  ".join(parts).rstrip())
     return lines
+
+
+def explained(sections: Sequence[Section], width: int, style: Style = plain) -> str:
+    """`--why`: every line as what = formula = numbers = result."""
+    lines: list[str] = []
+    for section in sections:
+        lines += ["", style("title", section.title)]
+        for line in section.lines:
+            parts = [p for p in (line.formula, line.numbers) if p]
+            indent = " " * (len(line.what) - len(line.what.lstrip()) + 4)
+            whole = " = ".join([line.what, *parts, line.result])
+            lines += textwrap.wrap(whole, width, subsequent_indent=indent)
+    return "\n".join(lines)
 
 
 # ---- files --------------------------------------------------------------------------------------

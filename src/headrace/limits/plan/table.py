@@ -26,6 +26,7 @@ from headrace.limits.plan.times import (
     decode_contexts,
     decode_step,
     joining_s,
+    knows_peaks,
     limiter,
     prompt_step,
     rates_of,
@@ -41,13 +42,14 @@ from headrace.ops.counts import Unit
 class Times:
     """Seconds. ttft_s: mean over requests that all arrive at once. joining_s: of one that joins
     while the others generate. tpot_s: of a step in which all generate. prefill_s: of one prompt
-    alone. prefill, decode: what bounds the two kinds of steps."""
+    alone. prefill, decode: what bounds the two kinds of steps. Where nobody states a peak, prompts
+    have no times, and generation the one that memory allows."""
 
-    ttft_s: float
-    joining_s: float
+    ttft_s: float | None
+    joining_s: float | None
     tpot_s: float
-    prefill_s: float
-    prefill: Limiter
+    prefill_s: float | None
+    prefill: Limiter | None
     decode: Limiter
 
 
@@ -95,7 +97,7 @@ class Row:
     def sustained_tok_per_s(self) -> float | None:
         """Generated tokens per second of all requests, their prompts included; None where no length
         of output was given."""
-        if self.times is None or self.output is None:
+        if self.times is None or self.times.prefill_s is None or self.output is None:
             return None
         seconds = self.concurrency * self.times.prefill_s + self.output * self.times.tpot_s
         return self.concurrency * self.output / seconds
@@ -135,7 +137,9 @@ class Row:
             "sustained_tok_per_s": self.sustained_tok_per_s,
             "usd_per_mtok": self.usd_per_mtok,
             "sustained_usd_per_mtok": self.sustained_usd_per_mtok,
-            "prefill_bound_by": None if times is None else times.prefill.word,
+            "prefill_bound_by": None
+            if times is None or times.prefill is None
+            else times.prefill.word,
             "decode_bound_by": None if times is None else times.decode.word,
             "meets_targets": self.meets,
             "max_concurrency_within_targets": self.within_targets,
@@ -223,20 +227,26 @@ class Planner:
         if rates is None:
             return None
         costs = self.costs(hardware)
-        prefill = limiter(costs.step(chunks_of(prompt_step(load))), rates)
         decode = limiter(costs.step(chunks_of(decode_step(load))), rates)
-        if self.question.formula == "paper":
-            one = self.paper.ttft_s(load.prompt, rates, peak_of(self.weights.name, rates))
-            context = decode_contexts(load)[1]
-            step = self.paper.tpot_s(context, load.concurrency, rates)
-            return Times(one * (load.concurrency + 1) / 2, one, step, one, prefill, decode)
+        paper = self.question.formula == "paper"
         clock = self.clock(hardware, rates)
+        step = (
+            self.paper.tpot_s(decode_contexts(load)[1], load.concurrency, rates)
+            if paper
+            else tpot_s(load, clock)
+        )
+        if not knows_peaks(rates):
+            return Times(None, None, step, None, None, decode)
+        prefill = limiter(costs.step(chunks_of(prompt_step(load))), rates)
+        if paper:
+            one = self.paper.ttft_s(load.prompt, rates, peak_of(self.weights.name, rates))
+            return Times(one * (load.concurrency + 1) / 2, one, step, one, prefill, decode)
         alone = joining_s(load.alone(), clock)
         if load.concurrency == 1:
             burst = joining = alone
         else:
             burst, joining = burst_s(load, clock), joining_s(load, clock)
-        return Times(burst, joining, tpot_s(load, clock), alone, prefill, decode)
+        return Times(burst, joining, step, alone, prefill, decode)
 
     def costs(self, hardware: Hardware) -> CostModel:
         cache = None if hardware.cache_bytes is None else int(hardware.cache_bytes)
@@ -258,8 +268,9 @@ class Planner:
 
     def _meets(self, times: Times) -> bool:
         q = self.question
-        first = q.ttft_s is None or times.joining_s <= q.ttft_s
-        return first and (q.tpot_s is None or times.tpot_s <= q.tpot_s)
+        if q.ttft_s is not None and (times.joining_s is None or times.joining_s > q.ttft_s):
+            return False
+        return q.tpot_s is None or times.tpot_s <= q.tpot_s
 
     def _good(self, hardware: Hardware, concurrency: int) -> bool:
         """Whether so many requests fit and meet the targets."""
@@ -268,15 +279,16 @@ class Planner:
             return False
         rates = rates_of(hardware, self.weights)
         assert rates is not None
-        load = self.load(hardware, concurrency)
-        if self.question.formula == "paper":
+        q, load = self.question, self.load(hardware, concurrency)
+        if q.formula == "paper":
             times = self.times(hardware, load)
             return times is not None and self._meets(times)
         clock = self.clock(hardware, rates)
-        q = self.question
         if q.tpot_s is not None and tpot_s(load, clock) > q.tpot_s:
             return False
-        return q.ttft_s is None or joining_s(load, clock) <= q.ttft_s
+        if q.ttft_s is None:
+            return True
+        return knows_peaks(rates) and joining_s(load, clock) <= q.ttft_s
 
 
 def peak_of(weights: str, rates: MachineRates) -> float:

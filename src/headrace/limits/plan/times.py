@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 from headrace.limits.bound import Peaks, bound
-from headrace.limits.plan.formats import FP8, INT4, INT8, MXFP4, NVFP4
+from headrace.limits.plan.formats import FP8, INT4, MXFP4, NVFP4
 from headrace.limits.plan.hardware import Hardware
 from headrace.limits.rates import MachineRates
 from headrace.limits.step_limits import StepLimits
@@ -89,23 +89,31 @@ def chunks_of(step: Step) -> list[Chunk]:
 # ---- rates --------------------------------------------------------------------------------------
 
 
-def rates_of(hardware: Hardware, weights: NumberFormat) -> MachineRates | None:
-    """The rates that limit a model whose matrices are mostly in `weights`; None without a bandwidth
-    or any peak.
+#: Stands for a peak that nobody states: arithmetic then bounds nothing.
+UNKNOWN_PEAK = 1e30
 
-    Weights of 4 bits (INT4, MXFP4, NVFP4) are multiplied in 16 bit; a peak that the hardware does
-    not have, or nobody states, is that of the next wider format: numbers are widened there.
+
+def rates_of(hardware: Hardware, weights: NumberFormat) -> MachineRates | None:
+    """The rates that limit a model whose matrices are mostly in `weights`; None without a
+    bandwidth. Without any peak, memory alone bounds the steps.
+
+    Weights of 4 bits (INT4, MXFP4, NVFP4) are multiplied in 16 bit. An accelerator without a peak
+    for narrow numbers widens them to 16 bit, one without 16 bit to 32. Of a processor that nobody
+    states an int8 peak of, none is known: it may have the instructions.
     """
-    bf16 = hardware.bf16_ops_per_s or hardware.f32_ops_per_s
-    f32 = hardware.f32_ops_per_s or hardware.bf16_ops_per_s
-    narrow = {
-        FP8: hardware.fp8_ops_per_s,
-        INT8: hardware.int8_ops_per_s,
-        INT4: None,
-        MXFP4: None,
-        NVFP4: None,
-    }.get(weights, hardware.int8_ops_per_s)
-    if hardware.read_bytes_per_s is None or bf16 is None or f32 is None:
+    bf16 = hardware.bf16_ops_per_s or hardware.f32_ops_per_s or UNKNOWN_PEAK
+    f32 = hardware.f32_ops_per_s or bf16
+    int8, fp8 = hardware.int8_ops_per_s, hardware.fp8_ops_per_s
+    narrow: float | None
+    if weights.name in ("F32", "F16", "BF16") or weights in (INT4, MXFP4, NVFP4):
+        narrow = bf16
+    elif weights == FP8:
+        narrow = fp8
+    elif int8 is None and hardware.kind == "cpu":
+        narrow = UNKNOWN_PEAK
+    else:
+        narrow = int8 or fp8  # both run at one rate wherever both exist
+    if hardware.read_bytes_per_s is None:
         return None
     return MachineRates(
         read_bytes_per_s=hardware.read_bytes_per_s,
@@ -116,6 +124,11 @@ def rates_of(hardware: Hardware, weights: NumberFormat) -> MachineRates | None:
         isa=hardware.name,
         llc_bytes=int(hardware.cache_bytes or 0),
     )
+
+
+def knows_peaks(rates: MachineRates) -> bool:
+    """Whether arithmetic can be timed."""
+    return max(rates.int8_ops_per_s, rates.bf16_ops_per_s, rates.f32_ops_per_s) < UNKNOWN_PEAK
 
 
 @dataclass(frozen=True, slots=True)
