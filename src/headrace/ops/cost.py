@@ -151,7 +151,7 @@ class CostModel:
         )
         read: set[str] = set()
         ran = (known for known in self.ops if rows[known.rows])
-        return StepCost(tuple(self._cost(known, step, read) for known in ran))
+        return StepCost(tuple(self._cost(known, step, read) for known in ran), tuple(chunks))
 
     def _used(self) -> set[str]:
         return {name for known in self.ops for name in known.weights}

@@ -145,9 +145,10 @@ def total(ops: Iterable[OpCost]) -> Totals:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """One step: its ops in order of the program."""
+    """One step: its ops in order of the program. chunks: what it computed, where that is known."""
 
     ops: tuple[OpCost, ...]
+    chunks: tuple[Chunk, ...] = ()
 
     @property
     def total(self) -> Totals:

@@ -1,0 +1,378 @@
+"""Calibrates this machine: which share of its roof every class of kernel reaches, by rows.
+
+    synthetic model per number format ─ steps of 1 … 512 rows, kernel by kernel ─→ linear, row-wise
+    synthetic model per head size     ─ decode steps and prompts ────────────────→ attention
+    engine on a small and a large vocabulary ─ step time beyond its kernels ─────→ fixed costs
+
+The machine is probed right before and after every measurement, because the bandwidth of a shared
+machine changes within seconds, and a share is only worth something next to its own roof. A
+neighbour only slows down: of a measurement's runs the fastest counts, as of a probe's bursts; of
+the repetitions, which lie apart in time, the median. The kernels are the real ones; no model file
+is read.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
+from typing import TypeVar
+
+import numpy as np
+
+from headrace import __version__
+from headrace.engine.admission import Vocabulary
+from headrace.engine.config import EngineOptions, Machine, resolve
+from headrace.engine.core import Engine
+from headrace.engine.params import SamplingParams
+from headrace.limits.estimate import (
+    ROW_WISE,
+    Calibration,
+    Curve,
+    attend_class,
+    kernels_of,
+    linear_class,
+)
+from headrace.limits.machine import Bursts, MachineProbe
+from headrace.limits.rates import MachineRates
+from headrace.limits.synthetic import Shape, synthetic_model
+from headrace.models.load import LoadedModel
+from headrace.ops.batch import Batch, GroupBatch, Int32Array
+from headrace.ops.cost import CostModel
+from headrace.ops.counts import Chunk
+from headrace.ops.kv import KVFormat
+from headrace.ops.native import NativeModel
+from headrace.ops.numerics import NUMERICS_ID
+from headrace.ops.recording import Attend, Matmul, Op
+from headrace.quant.formats import FORMATS, Q4_0, NumberFormat
+
+#: Rows of a step, where kernels of linears change their way of working (docs/matmul.md).
+ROWS = (1, 2, 4, 8, 12, 16, 32, 64, 128, 512)
+HEAD_DIMS = (64, 128, 256)
+#: (sequences, new tokens of each, context) of attention's steps.
+ATTENTION = (
+    *((1, 1, 2048), (4, 1, 512), (8, 1, 1024)),
+    *((1, 8, 1024), (1, 32, 1024), (4, 64, 64), (4, 128, 128), (2, 256, 256)),
+    *((1, 512, 512), (1, 512, 2048)),
+)
+VOCABULARIES = (4096, 131_072)
+SEQUENCES = (1, 16)
+REPETITIONS = 3
+_BLOCK = 16
+#: Weights must not stay in the last-level cache from step to step.
+_CACHE_MULTIPLE = 2
+_LEAST_BYTES, _MOST_BYTES = 64 << 20, 512 << 20
+_QUICK = Bursts(compute_s=0.003, num_compute=2, read_s=0.006, num_reads=2)
+#: A measurement repeats its step until it has seen so many seconds, at least twice.
+_ENOUGH_S = 0.012
+
+#: A pass during which other processes took more of the CPUs is repeated, so often at most.
+_OTHERS_SHARE = 0.1
+_TRIES = 4
+
+#: Told what is about to happen and how much of the whole is done, 0 … 1.
+Notice = Callable[[str, float], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What the system says of itself. cpu: name of the processor. busy_s: seconds of all CPUs
+    together that were not idle so far, of whatever process (bench.host.busy_cpu_s)."""
+
+    cpu: str
+    busy_s: Callable[[], float]
+
+
+def calibrate(
+    host: Host,
+    num_threads: int | None = None,
+    isa: str | None = None,
+    *,
+    formats: Iterable[str] = tuple(FORMATS),
+    notice: Notice = lambda text, done: None,
+) -> Calibration:
+    """Measures this machine, 30-60 s for all formats on a quiet one. formats: names of those that
+    linears are measured in. Raises like MachineProbe."""
+    probe = MachineProbe(num_threads, isa)
+    quiet = _Quiet(host.busy_s)
+    wanted = [FORMATS[name] for name in dict.fromkeys(formats)]
+    jobs = len(wanted) + len(HEAD_DIMS) + 2
+    size = min(max(_CACHE_MULTIPLE * probe.llc_bytes, _LEAST_BYTES), _MOST_BYTES)
+    found: dict[str, dict[int, list[_Sum]]] = {}
+    least: list[float] = []
+    for done, fmt in enumerate(wanted):
+        notice(f"timing {fmt.name} kernels", done / jobs)
+        _time_linears(fmt, size, probe, quiet, found, least)
+    for done, head_dim in enumerate(HEAD_DIMS, len(wanted)):
+        notice(f"timing attention with heads of {head_dim}", done / jobs)
+        _time_attention(head_dim, size, probe, quiet, found)
+    op_s = min(least)
+    notice("timing the engine", (jobs - 2) / jobs)
+    step_s, sequence_s, logit_s = _engine_costs(size, probe, quiet)
+    curves = {kind: _curve(by_rows, op_s) for kind, by_rows in found.items()}
+    return Calibration(
+        cpu=host.cpu,
+        num_threads=probe.num_threads,
+        isa=probe.isa,
+        version=f"{__version__} {NUMERICS_ID}",
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        curves=curves,
+        op_s=op_s,
+        step_s=step_s,
+        sequence_s=sequence_s,
+        logit_s=logit_s,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """One measurement of a class: sums over its kernels in a step."""
+
+    roof_s: float
+    seconds: float
+    count: int
+
+
+def _curve(by_rows: dict[int, list[_Sum]], op_s: float) -> Curve:
+    """Medians over the measurements of the same number of rows."""
+    rows = sorted(by_rows)
+    shares = []
+    for n in rows:
+        work = [(s.roof_s, max(s.seconds - s.count * op_s, s.seconds / 10)) for s in by_rows[n]]
+        shares.append(median(roof / seconds for roof, seconds in work))
+    return Curve(tuple(rows), tuple(shares))
+
+
+class _Quiet:
+    """Repeats what others disturbed: of so many tries the least disturbed one counts."""
+
+    def __init__(self, busy_s: Callable[[], float]) -> None:
+        self._busy_s = busy_s
+
+    def __call__(self, measure: Callable[[], T]) -> T:
+        tries: list[tuple[float, T]] = []
+        while len(tries) < _TRIES:
+            wall, own, busy = time.perf_counter(), time.process_time(), self._busy_s()
+            result = measure()
+            own = time.process_time() - own
+            wall = time.perf_counter() - wall
+            others = (self._busy_s() - busy - own) / (wall * len(os.sched_getaffinity(0)))
+            tries.append((others, result))
+            if others <= _OTHERS_SHARE:
+                break
+        return min(tries, key=lambda one: one[0])[1]
+
+
+# ---- kernels ------------------------------------------------------------------------------------
+
+
+class _Kernels:
+    """A synthetic model with touched KV memory, whose steps are timed kernel by kernel."""
+
+    def __init__(
+        self, model: LoadedModel, sequences: int, context: int, probe: MachineProbe
+    ) -> None:
+        self._probe = probe
+        self._whole = probe.rates()
+        self._rates = self._quick()
+        self._native = NativeModel(
+            model,
+            max_tokens=max(ROWS),
+            max_requests=max(sequences, 1),
+            max_context=context,
+            num_threads=probe.num_threads,
+            isa=probe.isa,
+        )
+        self._columns = -(-context // _BLOCK)
+        blocks = sequences * self._columns
+        self._native.allocate_kv([blocks], _BLOCK, KVFormat.BF16)
+        zeros = np.zeros(self._native.read_block(0, 0).size, np.uint8)
+        for block in range(blocks):  # pages that nobody has written to are all the same one
+            self._native.write_block(0, block, zeros)
+        self._costs = CostModel(model, kv_format=KVFormat.BF16, cache_bytes=probe.llc_bytes)
+
+    def time(self, sequences: int, new: int, context: int) -> tuple[dict[str, _Sum], float]:
+        """Sums of every class over one step, each kernel with its fastest run, and the shortest
+        row-wise kernel."""
+        batch = self._batch(sequences, new, context)
+        native = self._native
+        native.run(batch)
+        native.profile(True)
+        runs: list[tuple[tuple[Op, float], ...]] = []
+        begin = time.perf_counter()
+        while len(runs) < 2 or (time.perf_counter() - begin < _ENOUGH_S and len(runs) < 15):
+            native.run(batch)
+            runs.append(native.op_seconds())
+        native.profile(False)
+        before, self._rates = self._rates, self._quick()
+        rates = _faster(before, self._rates)
+        step = self._costs.step([Chunk(new, context)] * sequences)
+        sums = dict[str, _Sum]()
+        for kernel in kernels_of(step, rates):
+            known = sums.get(kernel.kind, _Sum(0.0, 0.0, 0))
+            sums[kernel.kind] = _Sum(known.roof_s + kernel.roof_s, 0.0, known.count + kernel.count)
+        least = float("inf")
+        for index in range(len(native.fused.segments[0])):
+            op = runs[0][index][0]
+            seconds = min(run[index][1] for run in runs)
+            match op:
+                case Matmul():
+                    [kind] = [name for name in sums if name.startswith("linear")]
+                case Attend(q=q, heads=heads):
+                    kind = attend_class(q.columns // heads)
+                case _:
+                    kind = ROW_WISE
+                    least = min(least, seconds)
+            sums[kind] = replace(sums[kind], seconds=sums[kind].seconds + seconds)
+        return sums, least
+
+    def _quick(self) -> MachineRates:
+        """The rates now: bandwidth and one peak; the other peaks move with it."""
+        int8 = self._probe.ops_per_s("int8", bursts=_QUICK)
+        whole, speed = self._whole, int8 / self._whole.int8_ops_per_s
+        return replace(
+            whole,
+            read_bytes_per_s=self._probe.read_bytes_per_s(bursts=_QUICK),
+            int8_ops_per_s=int8,
+            bf16_ops_per_s=whole.bf16_ops_per_s * speed,
+            f32_ops_per_s=whole.f32_ops_per_s * speed,
+        )
+
+    def _batch(self, sequences: int, new: int, context: int) -> Batch:
+        at = np.arange(context - new, context)
+        tables = np.arange(sequences * self._columns).reshape(sequences, self._columns)
+        slots = tables[:, at // _BLOCK] * _BLOCK + at % _BLOCK
+        group = GroupBatch(_int32(slots.ravel()), _int32(tables), _int32(np.zeros(sequences)))
+        ends = np.arange(1, sequences + 1) * new
+        return Batch(
+            tokens=_int32(np.arange(sequences * new)),
+            positions=_int32(np.tile(at, sequences)[None, :]),
+            spans=_int32(np.arange(0, sequences * new + 1, new)),
+            context_lens=_int32(np.full(sequences, context)),
+            logit_rows=_int32(ends - 1),
+            prompt_rows=_int32([]),
+            groups=(group,),
+        )
+
+
+def _faster(a: MachineRates, b: MachineRates) -> MachineRates:
+    """Field by field."""
+    return replace(
+        a,
+        read_bytes_per_s=max(a.read_bytes_per_s, b.read_bytes_per_s),
+        int8_ops_per_s=max(a.int8_ops_per_s, b.int8_ops_per_s),
+        bf16_ops_per_s=max(a.bf16_ops_per_s, b.bf16_ops_per_s),
+        f32_ops_per_s=max(a.f32_ops_per_s, b.f32_ops_per_s),
+    )
+
+
+def _int32(values: object) -> Int32Array:
+    return np.ascontiguousarray(values, np.int32)
+
+
+_Found = dict[str, dict[int, list[_Sum]]]
+
+
+def _time_linears(
+    fmt: NumberFormat,
+    size: int,
+    probe: MachineProbe,
+    quiet: _Quiet,
+    found: _Found,
+    least: list[float],
+) -> None:
+    kernels = _Kernels(synthetic_model(Shape(), fmt, size), 1, max(ROWS), probe)
+    for _ in range(REPETITIONS):
+        for rows, (sums, shortest) in quiet(lambda: [(n, kernels.time(1, n, n)) for n in ROWS]):
+            for kind in (linear_class(fmt.name), ROW_WISE):
+                found.setdefault(kind, {}).setdefault(rows, []).append(sums[kind])
+            least.append(shortest)
+
+
+def _time_attention(
+    head_dim: int, size: int, probe: MachineProbe, quiet: _Quiet, found: _Found
+) -> None:
+    """Four query heads per KV head, the same bytes per position whatever the head size."""
+    kv_heads = 512 // head_dim
+    shape = Shape(intermediate=1024, head_dim=head_dim, heads=4 * kv_heads, kv_heads=kv_heads)
+    sequences = max(n for n, _, _ in ATTENTION)
+    context = max(c for _, _, c in ATTENTION)
+    kernels = _Kernels(synthetic_model(shape, Q4_0, size // 2), sequences, context, probe)
+    kind = attend_class(head_dim)
+    for _ in range(REPETITIONS):
+        for new, sums in quiet(lambda: [(n[1], kernels.time(*n)[0]) for n in ATTENTION]):
+            found.setdefault(kind, {}).setdefault(new, []).append(sums[kind])
+
+
+# ---- the engine around them ---------------------------------------------------------------------
+
+
+class _Timed(NativeModel):
+    """Knows what its last step took."""
+
+    run_s = 0.0
+
+    def run(self, batch: Batch) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+        begin = time.perf_counter()
+        logits = super().run(batch)
+        self.run_s = time.perf_counter() - begin
+        return logits
+
+
+def _engine_costs(size: int, probe: MachineProbe, quiet: _Quiet) -> tuple[float, float, float]:
+    """step_s, sequence_s, logit_s of Calibration: least squares over decode steps of few and many
+    sequences on a small and a large vocabulary."""
+    rows, seconds = [], []
+    for vocab in VOCABULARIES:
+        model = synthetic_model(Shape(vocab=vocab), Q4_0, size)
+        for num in SEQUENCES:
+            rows.append([1.0, num, num * vocab])
+            seconds.append(quiet(partial(_beside_kernels, model, num, probe)))
+    solution = np.linalg.lstsq(np.array(rows), np.array(seconds), rcond=None)[0]
+    step_s, sequence_s, logit_s = (max(float(x), 0.0) for x in solution)
+    return step_s, sequence_s, logit_s
+
+
+def _beside_kernels(model: LoadedModel, num_sequences: int, probe: MachineProbe) -> float:
+    """Median seconds of a greedy decode step outside of the executor."""
+    steps = 24
+    options = EngineOptions(
+        max_model_len=64, max_num_seqs=num_sequences, num_threads=probe.num_threads
+    )
+    config = resolve(options, model.kv_groups, model.max_context, Machine(None, 1))
+    executor = _Timed(
+        model,
+        max_tokens=config.max_num_batched_tokens,
+        max_requests=num_sequences,
+        max_context=config.max_model_len,
+        num_threads=probe.num_threads,
+        isa=probe.isa,
+    )
+    engine = Engine(executor, Vocabulary(model.vocab_size, new_stream=lambda skip: _Text()), config)
+    params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=steps)
+    for i in range(num_sequences):
+        engine.add([i + 1, 2, 3, 4], params)
+    beside = []
+    while engine.has_work:
+        begin = time.perf_counter()
+        deltas = engine.step()
+        if len(deltas) == num_sequences:
+            beside.append(time.perf_counter() - begin - executor.run_s)
+    return median(beside[2:])
+
+
+class _Text:
+    """A detokenizer that answers at once."""
+
+    pending = False
+
+    def push(self, token_id: int) -> str:
+        return "x"
+
+    def finish(self) -> str:
+        return ""
