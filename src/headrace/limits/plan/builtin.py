@@ -12,13 +12,14 @@ from typing import Any
 @dataclass(frozen=True, slots=True)
 class BuiltIn:
     """One description. config: as config.json has it. url: where it stands. read: the day it was
-    opened, as text."""
+    opened, as text. note: what is different there."""
 
     name: str
     title: str
     url: str
     read: str
     config: Mapping[str, Any]
+    note: str = ""
 
 
 def built_in_models() -> dict[str, BuiltIn]:
@@ -26,7 +27,12 @@ def built_in_models() -> dict[str, BuiltIn]:
     text = files(__package__).joinpath("models.toml").read_text(encoding="utf-8")
     return {
         name: BuiltIn(
-            name, table["title"], table.get("url", ""), str(table.get("date", "")), table["config"]
+            name,
+            table["title"],
+            table.get("url", ""),
+            str(table.get("date", "")),
+            table["config"],
+            table.get("note", ""),
         )
         for name, table in tomllib.loads(text).items()
     }
