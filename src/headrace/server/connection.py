@@ -26,6 +26,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from headrace.server.errors import ApiError
+from headrace.server.mounts import is_under
 
 #: Seconds between two looks at all connections.
 SWEEP_INTERVAL_S = 1.0
@@ -56,11 +57,19 @@ class Phase(Enum):
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's connection within limits. `overdue` is to be asked from time to time."""
+    """uvicorn's connection within limits. `check_time` is to be called from time to time.
+    socket_paths: under these it may become a web socket, which is then another object's."""
 
-    def __init__(self, limits: ConnectionLimits, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        limits: ConnectionLimits,
+        *args: Any,
+        socket_paths: tuple[str, ...] = (),
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
+        self._socket_paths = socket_paths
         self._phase = Phase.WAITING
         self._since = time.monotonic()
         self._num_head_bytes = 0
@@ -126,6 +135,9 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as pause:
             if not self._upgrading:
                 return
+            if self._may_become_socket():
+                self.handle_websocket_upgrade()
+                return
             # We speak HTTP/1.1 only: the same request again, without the wish to change that.
             self._upgrading = False
             head = [self.scope["method"].encode(), b" ", self.url, b" HTTP/1.1\r\n"]
@@ -134,6 +146,17 @@ class Connection(HttpToolsProtocol):
                     head += [name, b": ", value, b"\r\n"]
             self.parser = httptools.HttpRequestParser(self)
             self._feed(b"".join([*head, b"\r\n", data[pause.args[0] :]]))
+
+    def _may_become_socket(self) -> bool:
+        """Whether the request that has just come asks for a web socket, under a path that has some,
+        with no answer before it still on its way."""
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        is_free = self.cycle is None or self.cycle.response_complete
+        allowed = any(is_under(path, prefix) for prefix in self._socket_paths)
+        return allowed and is_free and self._should_upgrade()
+
+    def _should_upgrade(self) -> bool:
+        return self._upgrading and super()._should_upgrade()
 
     def _read_on(self) -> None:
         """Requests ahead of their turn must not hide that the client has left: reading goes on, but
@@ -254,12 +277,14 @@ class Connection(HttpToolsProtocol):
         return now_s - self._unsent_since > self._limits.reader_s
 
 
-def connection_type(limits: ConnectionLimits) -> type[Connection]:
+def connection_type(
+    limits: ConnectionLimits, socket_paths: tuple[str, ...] = ()
+) -> type[Connection]:
     """Connections under these limits, as uvicorn makes them: from a class."""
 
     class BoundedConnection(Connection):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(limits, *args, **kwargs)
+            super().__init__(limits, *args, socket_paths=socket_paths, **kwargs)
 
     return BoundedConnection
 
@@ -270,4 +295,5 @@ async def watch_time(connections: set[Any], interval_s: float = SWEEP_INTERVAL_S
         await asyncio.sleep(interval_s)
         now = time.monotonic()
         for connection in list(connections):
-            connection.check_time(now)
+            if isinstance(connection, Connection):  # a web socket has its own pings
+                connection.check_time(now)

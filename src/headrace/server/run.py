@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import uvicorn
 
@@ -29,6 +29,7 @@ from headrace.server.connection import (
 )
 from headrace.server.context import Context
 from headrace.server.door import Door
+from headrace.server.mounts import Crossroads, MakeMounted, Mounted
 from headrace.server.respond import SHUTDOWN
 from headrace.server.settings import ServeSettings
 from headrace.server.threads import in_thread
@@ -45,6 +46,8 @@ BACKLOG = 2048
 
 #: Bytes of an answer that the system may keep for a reader; more wait here, where they are seen.
 SEND_BUFFER_BYTES = 64 << 10
+#: Of one message on the web socket of a mounted application.
+MAX_SOCKET_MESSAGE_BYTES = 1 << 20
 #: Files that are not connections: the model, logs, libraries.
 SPARE_FILES = 64
 
@@ -52,8 +55,15 @@ SPARE_FILES = 64
 Load = Callable[[], tuple[OpenModel, Engine]]
 
 
-def serve(settings: ServeSettings, load: Load, *, template: str | None = None) -> None:
-    """Serves until SIGTERM or Ctrl-C. template: instead of the model's own, text or file.
+def serve(
+    settings: ServeSettings,
+    load: Load,
+    *,
+    template: str | None = None,
+    mounts: Mapping[str, MakeMounted] | None = None,
+) -> None:
+    """Serves until SIGTERM or Ctrl-C. template: instead of the model's own, text or file. mounts:
+    path ("/ui") → what makes the application that serves it; the API keys do not guard it.
 
     Raises UsageError when the address cannot be bound, and what `load` raises.
     """
@@ -61,13 +71,16 @@ def serve(settings: ServeSettings, load: Load, *, template: str | None = None) -
     listener = bind(settings.host, settings.port)
     context = Context(settings)
     app = build_app(context)
+    mounted = {path: make(_own_url(listener)) for path, make in (mounts or {}).items()}
     limits = ConnectionLimits(
         reader_s=settings.reader_timeout_s, max_connections=most_connections(raise_file_limit())
     )
     config = uvicorn.Config(
-        app,
-        http=connection_type(limits),
-        ws="none",
+        Crossroads(app, mounted) if mounted else app,
+        http=connection_type(limits, tuple(mounted)),
+        ws="websockets-sansio" if mounted else "none",
+        ws_max_size=MAX_SOCKET_MESSAGE_BYTES,
+        ws_per_message_deflate=False,  # it costs more than it saves on a near network
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -76,7 +89,7 @@ def serve(settings: ServeSettings, load: Load, *, template: str | None = None) -
         timeout_graceful_shutdown=5,
         backlog=BACKLOG,
     )
-    run = _Run(context, _Server(config), load, template, app.openapi)
+    run = _Run(context, _Server(config), load, template, app.openapi, list(mounted.values()))
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(run.main(listener))
     app.state.observer.close()
@@ -148,12 +161,14 @@ class _Run:
         load: Load,
         template: str | None,
         describe: Callable[[], object],
+        mounted: list[Mounted],
     ) -> None:
         self._context = context
         self._server = server
         self._load = load
         self._template = template
         self._describe = describe
+        self._mounted = mounted
         self._stop: asyncio.Task[None] | None = None
         self._hurried = False
         self.is_busy = True  # a thread is loading, or saving
@@ -169,7 +184,10 @@ class _Run:
         loading = asyncio.create_task(self._open())
         watching = asyncio.create_task(watch_time(self._server.server_state.connections))
         try:
-            await self._server.serve(sockets=[listener])
+            async with contextlib.AsyncExitStack() as lives:
+                for app in self._mounted:
+                    await lives.enter_async_context(app.running())
+                await self._server.serve(sockets=[listener])
         finally:
             loading.cancel()
             watching.cancel()
@@ -266,6 +284,13 @@ async def _save(door: Door) -> None:
     await door.saves.settle()
     door.close()
     await in_thread(door.save_prefixes)
+
+
+def _own_url(listener: socket.socket) -> str:
+    """Where this process reaches its own server."""
+    host, port = listener.getsockname()[:2]
+    own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{_shown(own)}:{port}"
 
 
 def _shown(host: str) -> str:
