@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,11 +10,13 @@ import typer
 
 from headrace.cli import options as o
 from headrace.cli.progress import StderrReporter
+from headrace.cli.ui import need_ui_extra
 from headrace.errors import UsageError
 
 if TYPE_CHECKING:
     from headrace.engine.core import Engine
     from headrace.engine.model import OpenModel
+    from headrace.server.mounts import MakeMounted
 
 #: A body is read whole, as text and as values.
 MAX_BODY_MIB = 1 << 12
@@ -100,6 +103,17 @@ def serve(
         list[str] | None,
         typer.Option(
             help="Web origin that browsers may call from (CORS); may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    ui: Annotated[
+        bool, typer.Option("--ui", help="Also serve a dashboard, at /ui.", show_default=False)
+    ] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With --ui: name by which browsers may call it, besides localhost, this machine's "
+            "name and addresses; may be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -194,7 +208,20 @@ def serve(
         )
         return opened, build_engine(opened, options, draft=draft)
 
-    run_server(settings, load, template=str(chat_template) if chat_template else None)
+    run_server(
+        settings,
+        load,
+        template=str(chat_template) if chat_template else None,
+        mounts=_dashboard(allow_host or ()) if ui else None,
+    )
+
+
+def _dashboard(hosts: Collection[str]) -> dict[str, MakeMounted]:
+    """The dashboard where the server can mount it; it talks to the server as any client does."""
+    need_ui_extra()
+    from headrace.ui.app import PREFIX, Dashboard
+
+    return {PREFIX: lambda url: Dashboard(url, hosts)}
 
 
 def need_serve_extra() -> None:

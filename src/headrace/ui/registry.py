@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from headrace.ui.pages import chat
+from headrace.ui.pages import chat, inspector
 from headrace.ui.shell import Page
 
-PAGES: tuple[Page, ...] = (Page("chat", "/", "Chat", "chat_bubble_outline", chat.build),)
+PAGES: tuple[Page, ...] = (
+    Page("chat", "/", "Chat", "chat_bubble_outline", chat.build),
+    Page("inspector", "/inspector", "Token inspector", "troubleshoot", inspector.build),
+)

@@ -34,7 +34,8 @@ def serve(
 
     config = uvicorn.Config(
         app,
-        ws="auto",
+        ws="websockets-sansio",
+        ws_per_message_deflate=False,
         lifespan="off",
         log_config=None,
         access_log=False,

@@ -87,7 +87,7 @@ class _Inspector:
                 on_change=lambda e: setattr(self, "_num_named", e.value),
             )  # fmt: skip
             for field in (lengths, named):
-                field.props("outlined dense options-dense").style("min-width: 130px")
+                field.props("outlined dense options-dense").style("min-width: 160px")
             ui.element("div").style("flex: 1")
             self._stop_button = ui.button("Stop", on_click=self._stop, color=None)
             self._stop_button.props("outline no-caps icon=stop").set_visibility(False)
