@@ -66,6 +66,8 @@ GET: dict[str, Route] = {
     "/cache": cache.look,
     "/events": looking.events,
     "/kv_map": looking.kv_map,
+    "/prefix_tree": looking.prefix_tree,
+    "/limits": looking.limits,
 }
 #: Path → what may stand behind its question mark.
 QUERY: dict[str, dict[str, str]] = {
@@ -77,6 +79,12 @@ QUERY: dict[str, dict[str, str]] = {
     "/kv_map": {
         "group": "KV group, from 0.",
         "max": "Most letters, up to 16384; default 4096.",
+    },
+    "/prefix_tree": {"max_nodes": "Most nodes, up to 1000; default 200."},
+    "/limits": {
+        "batch": "Sequences of the decode step; default 1.",
+        "context": "Positions of each; default 512.",
+        "prompt": "Tokens of the prefill step; default 128.",
     },
 }
 POST: dict[str, tuple[Route, type[BaseModel]]] = {

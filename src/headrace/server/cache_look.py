@@ -1,13 +1,7 @@
-"""What is in the KV cache: pools, prefix tree, pins. Taken on the engine's thread, shown by any.
-
-A look walks the whole tree, so looks are spaced: all of them together take a small part of the
-engine's time, however often somebody asks.
-"""
+"""What is in the KV cache: pools, prefix tree, pins. Taken on the engine's thread, shown by any."""
 
 from __future__ import annotations
 
-import asyncio
-import time
 from dataclasses import dataclass, replace
 
 from headrace.engine.core import Engine
@@ -15,10 +9,6 @@ from headrace.engine.pools import BlockPool
 from headrace.engine.prefix.inspection import SaltSummary
 from headrace.engine.prefix.saved_read import RestoreReport
 from headrace.engine.prefix.tree import CacheStats
-from headrace.server.loop import EngineLoop
-
-#: After a look of so many seconds the next one waits so many times as long.
-SPACING = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +43,7 @@ class CacheLook:
     """The cache at one moment; without a prefix tree (enabled False) only the pools say something.
 
     pinned_counts: blocks of each group that pins hold. stats: as they were then. restored: what
-    came from disk at start, None = nothing was looked for. took_s: on the engine's thread.
+    came from disk at start, None = nothing was looked for.
     """
 
     enabled: bool
@@ -64,17 +54,15 @@ class CacheLook:
     num_broken_pins: int
     stats: CacheStats
     restored: RestoreReport | None
-    took_s: float
 
 
 def take_look(engine: Engine) -> CacheLook:
     """On the engine's thread. Ends the pins whose time is over."""
-    began = time.monotonic()
     engine.cache.expire()
     pools = [pool_use(pool) for pool in engine.manager.pools]
     tree, pins = engine.cache.tree, engine.cache.reuse.pins
     if tree is None or pins is None:
-        return CacheLook(False, pools, [], [], [0] * len(pools), 0, CacheStats(), None, 0.0)
+        return CacheLook(False, pools, [], [], [0] * len(pools), 0, CacheStats(), None)
     return CacheLook(
         True,
         pools,
@@ -84,29 +72,4 @@ def take_look(engine: Engine) -> CacheLook:
         pins.num_broken,
         replace(tree.stats),
         engine.cache.restored,
-        time.monotonic() - began,
     )
-
-
-class CacheLooks:
-    """Looks at one engine, on the asyncio thread."""
-
-    def __init__(self, loop: EngineLoop) -> None:
-        self._loop = loop
-        self._turn = asyncio.Lock()
-        self._next: asyncio.Task[CacheLook] | None = None
-        self._not_before_s = 0.0
-
-    async def look(self) -> CacheLook:
-        """One that is taken after this call. All that wait for their turn share the next one."""
-        if self._next is None:
-            self._next = asyncio.create_task(self._take())
-        return await asyncio.shield(self._next)
-
-    async def _take(self) -> CacheLook:
-        async with self._turn:
-            await asyncio.sleep(max(self._not_before_s - time.monotonic(), 0.0))
-            self._next = None  # who comes from here on wants a later one
-            look = await self._loop.ask(take_look)
-            self._not_before_s = time.monotonic() + SPACING * look.took_s
-            return look

@@ -19,21 +19,26 @@ from headrace.engine.core import Engine
 from headrace.engine.model import OpenModel
 from headrace.engine.params import SamplingParams
 from headrace.engine.pools import BlockPool
+from headrace.engine.prefix.inspection import TreeLook
 from headrace.engine.prefix.tree import CacheStats
 from headrace.engine.speculation.account import SpeculationAccount
 from headrace.errors import HeadraceError, QueueFullError, UsageError
 from headrace.limits.step_limits import StepLimits, limits_of
-from headrace.server.cache_look import CacheLooks, PoolUse, pool_use
+from headrace.server.cache_look import CacheLook, PoolUse, pool_use, take_look
 from headrace.server.flow import Flow
 from headrace.server.job import Job
+from headrace.server.looks import Looks
 from headrace.server.loop import EngineLoop, StepResults
 from headrace.server.metrics import RequestMetrics
 from headrace.server.render.cache import CacheAnswer
+from headrace.server.roofline import Roofline
 from headrace.server.saving import Saves
 from headrace.server.settings import ServeSettings
 from headrace.server.texts import Texts
 
 _LOG = logging.getLogger("headrace.server")
+#: Of the prefix tree that are shown one by one.
+MAX_TREE_NODES = 1000
 
 
 class Door:
@@ -60,16 +65,21 @@ class Door:
         self.metrics = RequestMetrics(self.max_model_len)
         self._ticker: asyncio.Task[None] | None = None
         self.loop: EngineLoop
-        self.looks: CacheLooks
+        self.looks: Looks[CacheLook]
+        self.tree_looks: Looks[TreeLook | None]
         self.saves: Saves | None = None  # with --kv-save
         self.account: StepAccount
+        self.roofline: Roofline
 
     def warm_up(self) -> None:
         """Does once what the first request would otherwise wait for, and measures the machine, if
         wanted. Raises HeadraceError for a broken template of the user's, and for a model that
         computes nothing."""
         self._compute(self.texts.warm_up()[: self.max_model_len - 1])
-        self.account = self._engine.account = StepAccount(self._limits())
+        limits = self._measured()
+        self.account = self._engine.account = StepAccount(limits)
+        rates = None if limits is None else limits.rates
+        self.roofline = Roofline(self.model, self.engine_config, rates)
         if self.engine_config.kv_save is not None:
             self._engine.cache.restore(self.engine_config.kv_save)
 
@@ -84,7 +94,7 @@ class Door:
         if error is not None:
             raise HeadraceError(f"The model cannot compute a first token: {error}")
 
-    def _limits(self) -> StepLimits | None:
+    def _measured(self) -> StepLimits | None:
         """What the machine allows at most, measured now; None where that is not wanted or fails."""
         if not self.settings.step_limits:
             return None
@@ -97,7 +107,8 @@ class Door:
     def start(self) -> None:
         """Starts the engine's thread; results arrive on the running asyncio loop."""
         self.loop = EngineLoop(self._engine, asyncio.get_running_loop(), self._deliver)
-        self.looks = CacheLooks(self.loop)
+        self.looks = Looks(self.loop, take_look)
+        self.tree_looks = Looks(self.loop, _tree_shape)
         if self.engine_config.kv_save is not None:
             self.saves = Saves(self.loop, self.engine_config.kv_save)
         self.account.on_step = self.loop.meter.step
@@ -244,6 +255,12 @@ class Door:
             for flow in set(self._flows.values()):
                 if flow.last_sent_s and flow.last_sent_s < before:
                     flow.ping()
+
+
+def _tree_shape(engine: Engine) -> TreeLook | None:
+    """On the engine's thread; None without a prefix tree."""
+    tree = engine.cache.tree
+    return None if tree is None else tree.shape(MAX_TREE_NODES)
 
 
 def _short_hash(model: OpenModel) -> str:

@@ -1,4 +1,4 @@
-"""Looking at the prefix tree without changing it: order of saving, sizes, invariants."""
+"""Looking at the prefix tree without changing it: order of saving, its shape, sizes, invariants."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import heapq
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from headrace.engine.prefix.node import TOKEN_BYTES, Node, walk
 from headrace.engine.prefix.store import NodeStore
 from headrace.engine.sizing import ceil_div
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,73 @@ class SaltSummary:
     num_nodes: int
     num_positions: int
     held_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLook:
+    """A node. parent: its place in the list, None = below the root of its salt. num_children: also
+    those that are not in the list. num_holders: sequences and pins that hold its first block."""
+
+    parent: int | None
+    salt: str
+    start: int
+    num_tokens: int
+    num_children: int
+    num_holders: int
+
+
+@dataclass(frozen=True, slots=True)
+class TreeLook:
+    """The whole of a tree, and some of its nodes, parents before their children."""
+
+    num_nodes: int
+    num_tokens: int
+    num_salts: int
+    nodes: list[NodeLook]
+
+
+#: Nodes that a look at the tree's shape compares, however many there are.
+MAX_COMPARED = 4096
+
+
+def shape(store: NodeStore, max_nodes: int) -> TreeLook:
+    """The most recently used nodes; fewer nodes are the first of more. Of very many siblings some,
+    evenly spread, are looked at."""
+    room = MAX_COMPARED
+    heap: list[tuple[int, int, Node, int | None, str]] = []
+
+    def push(children: Sequence[Node], most: int, parent: int | None, salt: str) -> None:
+        nonlocal room
+        for child in _spread(children, min(room, most)):
+            # The second number keeps nodes themselves from being compared.
+            heapq.heappush(heap, (-child.last_used, room, child, parent, salt))
+            room -= 1
+
+    roots = _spread(list(store.roots.items()), MAX_COMPARED // 4)
+    for salt, root in roots:
+        push(root.children, MAX_COMPARED // 2 // len(roots), None, salt)
+    nodes: list[NodeLook] = []
+    while heap and len(nodes) < max_nodes:
+        _, _, node, parent, salt = heapq.heappop(heap)
+        push(node.children, MAX_COMPARED // 16, len(nodes), salt)
+        nodes.append(
+            NodeLook(
+                parent, salt, node.start, _length(node), len(node.children), _holders(store, node)
+            )
+        )
+    return TreeLook(store.num_nodes, store.num_tokens, len(store.roots), nodes)
+
+
+def _spread(items: Sequence[T], most: int) -> Sequence[T]:
+    """At most so many of them, evenly spread."""
+    return items if len(items) <= most else items[:: ceil_div(len(items), most)] if most else ()
+
+
+def _holders(store: NodeStore, node: Node) -> int:
+    if not store.full_groups:
+        return 0
+    pool, block = store.manager.pools[store.full_groups[0]], node.blocks[0]
+    return pool.ref_counts[block] - pool.tree_counts[block]
 
 
 def by_last_use(store: NodeStore) -> Iterator[tuple[str, Node]]:

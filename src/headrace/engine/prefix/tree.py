@@ -22,7 +22,7 @@ from headrace.engine.prefix import inspection
 from headrace.engine.prefix.events import Listener
 from headrace.engine.prefix.eviction import evict
 from headrace.engine.prefix.finding import Match, find
-from headrace.engine.prefix.inspection import SaltSummary
+from headrace.engine.prefix.inspection import SaltSummary, TreeLook
 from headrace.engine.prefix.keeping import keep
 from headrace.engine.prefix.node import Node, to_bytes
 from headrace.engine.prefix.store import NodeStore
@@ -245,6 +245,10 @@ class PrefixTree:
     def summary(self, block_bytes: Sequence[int]) -> list[SaltSummary]:
         """What is held for each salt. block_bytes: of one block of each group."""
         return inspection.summary(self._store, block_bytes)
+
+    def shape(self, max_nodes: int) -> TreeLook:
+        """Its most recently used nodes; takes a few milliseconds at most, whatever its size."""
+        return inspection.shape(self._store, max_nodes)
 
     @property
     def num_bytes(self) -> int:

@@ -67,14 +67,17 @@ class CacheAnswer:
 
     def _salt(self, line: SaltSummary, own: str) -> dict[str, Any]:
         return {
-            "salt_hash": self._hash(line.salt) if line.salt else None,
+            "salt_hash": self.salt_name(line.salt),
             "own": line.salt == own,
             "nodes": line.num_nodes,
             "positions": line.num_positions,
             "bytes": line.held_bytes,
         }
 
-    def _hash(self, salt: str) -> str:
+    def salt_name(self, salt: str) -> str | None:
+        """What others may see of a salt: another name at every start; None of no salt."""
+        if not salt:
+            return None
         return hashlib.blake2b(salt.encode(), key=self._key, digest_size=8).hexdigest()
 
 

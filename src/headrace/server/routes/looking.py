@@ -9,9 +9,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from headrace.server.context import context_of, open_door
+from headrace.server.door import MAX_TREE_NODES
 from headrace.server.errors import invalid
 from headrace.server.kv_states import block_states, state_counts, state_map
 from headrace.server.listening import EventStream
+from headrace.server.roofline import step_point
 from headrace.server.snapshots import TICK_S
 
 DEFAULT_INTERVAL_S = 0.5
@@ -48,6 +50,58 @@ async def kv_map(request: Request) -> Response:
             "cell_blocks": cell_blocks,
             "counts": state_counts(states),
             "map": letters,
+        }
+    )
+
+
+async def prefix_tree(request: Request) -> Response:
+    """The shape of the prefix tree: its most recently used nodes, by length, salt and use."""
+    door = open_door(request, to_look=True)
+    max_nodes = _integer(request, "max_nodes", 200, 1, MAX_TREE_NODES)
+    tree = await door.tree_looks.look()
+    nodes = [] if tree is None else tree.nodes[:max_nodes]
+    return JSONResponse(
+        {
+            "object": "prefix_tree",
+            "enabled": tree is not None,
+            "nodes": 0 if tree is None else tree.num_nodes,
+            "tokens": 0 if tree is None else tree.num_tokens,
+            "salts": 0 if tree is None else tree.num_salts,
+            "block_size": door.engine_config.block_size,
+            "list": [
+                {
+                    "id": number,
+                    "parent": node.parent,
+                    "salt": door.cache_answer.salt_name(node.salt),
+                    "start": node.start,
+                    "tokens": node.num_tokens,
+                    "children": node.num_children,
+                    "holders": node.num_holders,
+                }
+                for number, node in enumerate(nodes)
+            ],
+            "left_out": 0 if tree is None else tree.num_nodes - len(nodes),
+        }
+    )
+
+
+async def limits(request: Request) -> Response:
+    """What a decode and a prefill step of the model cost, what the machine can do, and the last
+    steps as they were."""
+    door = open_door(request, to_look=True)
+    longest = door.max_model_len
+    batch = _integer(request, "batch", 1, 1, door.max_num_seqs)
+    context = _integer(request, "context", min(512, longest), 1, longest)
+    prompt = _integer(request, "prompt", min(128, longest), 1, longest)
+    roofline = door.roofline
+    return JSONResponse(
+        {
+            "object": "limits",
+            "model": roofline.facts,
+            "machine": roofline.machine,
+            "decode": roofline.decode(batch, context),
+            "prefill": roofline.prefill(prompt),
+            "recent": [step_point(record) for record in door.loop.meter.recent.copy()],
         }
     )
 
