@@ -12,9 +12,10 @@ from training_models import llama, random_batch
 from headrace.errors import HeadraceError, UsageError
 from headrace.lab.training.adamw import AdamW
 from headrace.lab.training.batch import TokenBatch
-from headrace.lab.training.loop import Progress, Settings, Trainer
+from headrace.lab.training.loop import Progress, Trainer
 from headrace.lab.training.model import Trainee
 from headrace.lab.training.schedule import learning_rate
+from headrace.lab.training.settings import Settings
 
 pytestmark = pytest.mark.torch
 

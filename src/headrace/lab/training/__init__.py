@@ -10,8 +10,9 @@ that the native path runs and the cost interpreter counts.
     adamw.py       AdamW, decay on matrices only
     schedule.py    warm-up, then a cosine
     checkpoint.py  one file per training, replaced as a whole
+    settings.py    Settings of a training
     loop.py        Trainer: steps, validation, checkpoints, progress
-    jobs.py        several trainings at once, each in a process of its own with one thread
+    jobs.py        several trainings at once, each in a process of its own with one thread (worker.py)
 
 Everything is a function of the seed and the step number, so an interrupted training that is resumed
 gives the bits of one that ran through. Importing this package imports torch.

@@ -1,9 +1,12 @@
-"""Recall: pairs of key and value that come again, and the value must be remembered.
+"""Recall: facts that each sequence makes up, and questions about them.
 
-    k₁ v₁ k₂ v₂ k₁ v₁ k₃ v₃ k₂ v₂ …      scored: every value whose key was seen before
+    fact(k₁, v₁) fact(k₂, v₂) … fact(kₙ, vₙ)  question(k₅) question(k₂) …      scored: the answers
 
-Every sequence has its own pairs, drawn at random: nothing can be learnt by heart, so only attention
-can answer (a multi-query form of associative recall: Arora et al., arXiv:2312.04927).
+A fact is one token that stands for a key with a value, a question one that stands for a key; its
+target is the value. Every sequence draws its own facts, so nothing can be learnt by heart: only
+attention, by content, can answer. (The recall of Arora et al., arXiv:2312.04927, asks for pairs of
+two tokens and so for two layers that work together, which takes millions of tokens to emerge; with
+facts in one token it is learnt in seconds.)
 """
 
 from __future__ import annotations
@@ -12,36 +15,35 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from headrace.lab.training.batch import Ids, TokenBatch
+from headrace.lab.training.batch import TokenBatch
 
 #: Batches of the validation set are those of steps that no training reaches.
 _VALIDATION_STEP = 1 << 40
 
 
 class RecallData:
-    """Implements `Data`. Ids 0 … keys − 1 are keys, the next `values` ids values. pairs: different
-    keys in one sequence; length: its tokens, even."""
+    """Implements `Data`. Ids: keys · values facts (k · values + v), then the questions, then the
+    values. facts: in every sequence, with different keys; as many questions follow, with
+    repetition."""
 
     def __init__(
         self,
         *,
         batch: int,
-        length: int,
-        pairs: int,
+        facts: int,
         keys: int,
         values: int,
         seed: int,
         validation_batches: int = 16,
     ) -> None:
-        assert length % 2 == 0, "pairs have two tokens"
-        assert 0 < pairs <= keys, "no more pairs than keys"
-        self._batch, self._length, self._pairs = batch, length, pairs
-        self._keys, self._values, self._seed = keys, values, seed
+        assert 0 < facts <= keys, "no more facts than keys"
+        self._batch, self._facts, self._seed = batch, facts, seed
+        self._keys, self._values = keys, values
         self._validation_batches = validation_batches
 
     @property
     def vocab_size(self) -> int:
-        return self._keys + self._values
+        return self._keys * self._values + self._keys + self._values
 
     def batch(self, step: int) -> TokenBatch:
         """See `Data`."""
@@ -53,25 +55,15 @@ class RecallData:
             yield self._draw(np.random.default_rng((_VALIDATION_STEP, step)))
 
     def _draw(self, rng: np.random.Generator) -> TokenBatch:
-        count, half = self._batch, self._length // 2
-        keys = rng.random((count, self._keys)).argsort(axis=1)[:, : self._pairs]
-        values = self._keys + rng.integers(0, self._values, (count, self._pairs))
-        most = rng.integers(1, self._pairs + 1, (count, 1))  # some sequences are easy
-        which = rng.integers(0, most, (count, half))
-        tokens = np.empty((count, self._length), np.int64)
-        tokens[:, 0::2] = np.take_along_axis(keys, which, axis=1)
-        tokens[:, 1::2] = np.take_along_axis(values, which, axis=1)
+        count, n = self._batch, self._facts
+        keys = rng.random((count, self._keys)).argsort(axis=1)[:, :n]
+        values = rng.integers(0, self._values, (count, n))
+        asked = rng.integers(0, n, (count, n))
+        first_question = self._keys * self._values
+        tokens = np.empty((count, 2 * n), np.int64)
+        tokens[:, :n] = keys * self._values + values
+        tokens[:, n:] = first_question + np.take_along_axis(keys, asked, axis=1)
         targets = np.full_like(tokens, -1)
-        targets[:, 0::2] = np.where(_seen(which), tokens[:, 1::2], -1)
+        answers = np.take_along_axis(values, asked, axis=1)
+        targets[:, n:] = first_question + self._keys + answers
         return TokenBatch(tokens, targets)
-
-
-def _seen(which: Ids) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    """[B, N]: whether the same number stands further left in its row."""
-    order = np.argsort(which, axis=1, kind="stable")
-    inside = np.take_along_axis(which, order, axis=1)
-    again = np.zeros(which.shape, bool)
-    again[:, 1:] = inside[:, 1:] == inside[:, :-1]
-    seen = np.empty_like(again)
-    np.put_along_axis(seen, order, again, axis=1)
-    return seen
