@@ -105,24 +105,20 @@ def test_a_whole_text_becomes_data():
     assert sum(batch.tokens.size for batch in few.validation()) == 64
 
 
-def test_recall_scores_exactly_the_values_whose_key_was_seen():
-    data = RecallData(batch=5, length=24, pairs=4, keys=9, values=7, seed=2, validation_batches=2)
-    assert data.vocab_size == 16
-    scored = 0
+def test_recall_asks_for_the_facts_of_the_same_sequence():
+    sizes = {"batch": 5, "facts": 6, "keys": 9, "values": 4, "validation_batches": 2}
+    data = RecallData(**sizes, seed=2)
+    assert data.vocab_size == 9 * 4 + 9 + 4
+    answers = set()
     for batch in [data.batch(0), data.batch(1), *data.validation()]:
-        for tokens, targets in zip(batch.tokens, batch.targets, strict=True):
-            memory: dict[int, int] = {}
-            for at in range(0, 24, 2):
-                key, value = int(tokens[at]), int(tokens[at + 1])
-                assert key < 9 <= value < 16
-                assert targets[at] == memory.get(key, -1)
-                assert targets[at + 1] == -1
-                assert memory.setdefault(key, value) == value
-                scored += targets[at] >= 0
-            assert len(memory) <= 4
-    assert scored > 100
-    first, other = next(data.validation()), next(RecallData(
-        batch=5, length=24, pairs=4, keys=9, values=7, seed=3
-    ).validation())  # fmt: skip
+        for tokens, targets in zip(batch.tokens.tolist(), batch.targets.tolist(), strict=True):
+            facts = dict(divmod(token, 4) for token in tokens[:6])
+            assert len(facts) == 6  # no key twice
+            assert targets[:6] == [-1] * 6
+            for question, answer in zip(tokens[6:], targets[6:], strict=True):
+                assert answer == 9 * 4 + 9 + facts[question - 9 * 4]
+                answers.add(answer)
+    assert len(answers) == 4
+    first, other = next(data.validation()), next(RecallData(**sizes, seed=3).validation())
     assert np.array_equal(first.tokens, other.tokens)
     assert not np.array_equal(data.batch(0).tokens, data.batch(1).tokens)

@@ -12,7 +12,7 @@ that the native path runs and the cost interpreter counts.
     checkpoint.py  one file per training, replaced as a whole
     settings.py    Settings of a training
     loop.py        Trainer: steps, validation, checkpoints, progress
-    jobs.py        several trainings at once, each in a process of its own with one thread (worker.py)
+    jobs.py        several trainings at once, each in a one-threaded process of its own (worker.py)
 
 Everything is a function of the seed and the step number, so an interrupted training that is resumed
 gives the bits of one that ran through. Importing this package imports torch.

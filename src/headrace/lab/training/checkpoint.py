@@ -52,6 +52,14 @@ def load_checkpoint(path: Path, fingerprint: str) -> Checkpoint | None:
     another training."""
     if not path.exists():
         return None
+    state = load_state(path)
+    if state.fingerprint != fingerprint:
+        raise UsageError(f"{path} is of another training; remove it, or choose another place.")
+    return state
+
+
+def load_state(path: Path) -> Checkpoint:
+    """Whatever training it is of. Raises UsageError for a missing or damaged file."""
     parts: dict[str, dict[str, Tensor]] = {part: {} for part in _PARTS}
     try:
         with safe_open(path, "pt") as file:
@@ -63,6 +71,4 @@ def load_checkpoint(path: Path, fingerprint: str) -> Checkpoint | None:
         history = [list(entry) for entry in numbers["history"]]
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is damaged ({error}); remove it to start again.") from error
-    if found != fingerprint:
-        raise UsageError(f"{path} is of another training; remove it, or choose another place.")
     return Checkpoint(step, found, history, **parts)

@@ -14,16 +14,19 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from headrace.errors import HeadraceError
 from headrace.lab.training.settings import Settings
 
+#: A job's checkpoint, in its directory.
+STATE = "state.safetensors"
 #: Memory that a step frees is kept for the next one: without this, glibc maps and clears the
 #: largest tensors anew in every step, which costs a tenth of the time.
 _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
@@ -79,21 +82,22 @@ def run_jobs(
             on_progress(name, step, steps, speed)
 
     def one(job: Job) -> Done | None:
-        with lock:
-            if stop.is_set():
-                return None
-            process = _start(job)
-            running.add(process)
-        try:
-            return _follow(process, job, tell)
-        finally:
+        with tempfile.TemporaryFile("w+") as complaints:
             with lock:
-                running.discard(process)
+                if stop.is_set():
+                    return None
+                process = _start(job, complaints)
+                running.add(process)
+            try:
+                return _follow(process, complaints, job, tell)
+            finally:
+                with lock:
+                    running.discard(process)
 
     with ThreadPoolExecutor(workers) as pool:
         futures = [pool.submit(one, job) for job in jobs]
         try:
-            found = [future.result() for future in futures]
+            found = [future.result() for future in as_completed(futures)]
         except BaseException:
             with lock:
                 stop.set()
@@ -103,20 +107,21 @@ def run_jobs(
     return {done.name: done for done in found if done is not None}
 
 
-def _start(job: Job) -> subprocess.Popen[str]:
+def _start(job: Job, complaints: IO[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "headrace.lab.training.worker", job.to_json()],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints, text=True,
         env=os.environ | _KEEP_MEMORY | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )  # fmt: skip
 
 
-def _follow(process: subprocess.Popen[str], job: Job, tell: OnProgress) -> Done:
+def _follow(
+    process: subprocess.Popen[str], complaints: IO[str], job: Job, tell: OnProgress
+) -> Done:
     """Reads a worker's lines to its end."""
     done: Done | None = None
     with process:
         assert process.stdout is not None
-        assert process.stderr is not None
         for line in process.stdout:
             message: dict[str, Any] = json.loads(line)
             if "error" in message:
@@ -126,8 +131,8 @@ def _follow(process: subprocess.Popen[str], job: Job, tell: OnProgress) -> Done:
             else:
                 history = [(int(step), float(loss)) for step, loss in message.pop("history")]
                 done = Done(name=job.name, history=history, **message)
-        complaint = process.stderr.read().strip()
     if done is None:
-        last = complaint.splitlines()[-1:] or [f"exit code {process.returncode}"]
+        complaints.seek(0)
+        last = complaints.read().strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
         raise HeadraceError(f"Training {job.name} ended early: {last[0]}")
     return done

@@ -14,13 +14,12 @@ import torch
 
 from headrace.errors import HeadraceError
 from headrace.lab.training.batch import Data
+from headrace.lab.training.jobs import STATE
 from headrace.lab.training.loop import Progress, Trainer
 from headrace.lab.training.model import Trainee
 from headrace.lab.training.recall import RecallData
 from headrace.lab.training.settings import Settings
 from headrace.lab.training.text import TextData, load_tokens
-
-STATE = "state.safetensors"
 
 
 def make_data(words: dict[str, Any]) -> Data:
