@@ -68,8 +68,10 @@ def run(
         bool, typer.Option("--quick", help="Smaller sizes: about a minute for most.")
     ] = False,
     model: Annotated[
-        str, typer.Option("--model", "-m", help="What to run it on, as for `headrace generate`.")
-    ] = "smollm2-135m",
+        str | None,
+        typer.Option("--model", "-m", show_default=False,
+                     help="What to run it on (default: the experiment's, mostly smollm2-135m)."),
+    ] = None,
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Results go to DIR/NAME.")
     ] = DEFAULT_OUT,
@@ -166,6 +168,7 @@ def _facts(experiment: Experiment) -> dict[str, object]:
         "claim": experiment.claim,
         "quick_s": experiment.quick_s,
         "full_s": experiment.full_s,
+        "default_model": experiment.default_model,
         "faults": list(experiment.faults),
         "try_this": list(experiment.try_this),
     }

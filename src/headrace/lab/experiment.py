@@ -149,8 +149,8 @@ class Experiment(ABC):
     """One experiment. Stateless: what a run needs is in Lab.
 
     claim: what is taught, with its source. faults: of `headrace verify --list-faults`, which check
-    must catch. quick_s, full_s: seconds on two cores, for the time left. try_this: what to change
-    next.
+    must catch. quick_s, full_s: seconds on two cores, for the time left. default_model: what it
+    runs on unless told. try_this: what to change next.
     """
 
     name: ClassVar[str]
@@ -159,6 +159,7 @@ class Experiment(ABC):
     claim: ClassVar[str]
     quick_s: ClassVar[float]
     full_s: ClassVar[float]
+    default_model: ClassVar[str] = "smollm2-135m"
     faults: ClassVar[tuple[str, ...]] = ()
     try_this: ClassVar[tuple[str, ...]] = ()
 

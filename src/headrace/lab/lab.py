@@ -37,32 +37,39 @@ from headrace.verify.workload import QUICK
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a person chooses for a run. model: as for `headrace generate`. text: a UTF-8 file
-    instead of the usual English. inject: name of a fault to plant."""
+    """What a person chooses for a run. model: as for `headrace generate`; None = the experiment's
+    own. text: a UTF-8 file instead of the usual English. inject: name of a fault to plant."""
 
-    model: str = "smollm2-135m"
+    model: str | None = None
     quick: bool = False
     seed: int = 1
     threads: int | None = None
     inject: str | None = None
     text: Path | None = None
     offline: bool | None = None
-    options: tuple[tuple[str, str], ...] = ()
 
 
 class Lab:
     """One run. out: the run's own directory, for figures and whatever else it keeps. One thread."""
 
     def __init__(
-        self, settings: Settings, out: Path, progress: Progress, reporter: Reporter | None = None
+        self,
+        settings: Settings,
+        out: Path,
+        progress: Progress,
+        reporter: Reporter | None = None,
+        default_model: str = "smollm2-135m",
     ) -> None:
         self.settings = settings
+        self.model = settings.model or default_model
         self.out = out
         self._progress = progress
         self._reporter = reporter or Silent()
         self._models: dict[tuple[str, str | None], OpenModel] = {}
         self._figures: dict[str, Figure] = {}
         self._rates: list[MachineRates] = []
+        #: What an experiment's check found and its measurement uses again.
+        self.kept: dict[str, Any] = {}
 
     @property
     def quick(self) -> bool:
@@ -85,7 +92,7 @@ class Lab:
 
     def open(self, name: str | None = None, *, quantize: str | None = None) -> OpenModel:
         """A model (default: the run's), opened once."""
-        name = name or self.settings.model
+        name = name or self.model
         key = (name, quantize)
         if key not in self._models:
             self._models[key] = open_model(

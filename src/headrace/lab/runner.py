@@ -61,7 +61,8 @@ def _run(
 ) -> Result:
     started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
     expected_s = experiment.quick_s if settings.quick else experiment.full_s
-    lab = Lab(settings, work, Progress(experiment.name, expected_s, listener), reporter)
+    progress = Progress(experiment.name, expected_s, listener)
+    lab = Lab(settings, work, progress, reporter, experiment.default_model)
     lab.tell("predicting")
     predictions = experiment.predict(lab)
     keys = [p.key for p in predictions]

@@ -149,3 +149,35 @@ def _line(x: Sequence[float], y: Sequence[float]) -> tuple[Interval, float]:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def chi_square_p(statistic: float, degrees: int) -> float:
+    """The chance of a χ² at least as large, with that many degrees of freedom: the regularised
+    upper incomplete gamma function Q(degrees ÷ 2, statistic ÷ 2), by its series or its continued
+    fraction (Abramowitz and Stegun 6.5.29 and 6.5.31)."""
+    if degrees < 1 or statistic < 0:
+        raise ValueError(f"χ² {statistic} with {degrees} degrees of freedom")
+    a, x = degrees / 2, statistic / 2
+    if x == 0:
+        return 1.0
+    front = math.exp(a * math.log(x) - x - math.lgamma(a))
+    if x < a + 1:
+        term = total = 1 / a
+        n = a
+        while term > 1e-16 * total:
+            n += 1
+            term *= x / n
+            total += term
+        return max(0.0, 1 - front * total)
+    b = x + 1 - a  # Lentz's method
+    c, d = 1e300, 1 / b
+    fraction = d
+    for k in range(1, 10_000):
+        factor = k * (a - k)
+        b += 2
+        d = 1 / (factor * d + b)
+        c = b + factor / c
+        fraction *= c * d
+        if abs(c * d - 1) < 1e-15:
+            break
+    return front * fraction

@@ -23,6 +23,8 @@ PLANTED = [
     ("kv-cache", "cache-position"),
     ("kv-cache", "rope-offset"),
     ("batching", "row-swap"),
+    ("speculation", "kept-draft"),
+    ("roofline", "skipped-norm"),
 ]
 
 

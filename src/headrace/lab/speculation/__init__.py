@@ -1,0 +1,1 @@
+"""What the experiment on speculation is made of: drafters, runs, figures, the law of its draws."""
