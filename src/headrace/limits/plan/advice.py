@@ -85,7 +85,8 @@ def _verdict(question: Question, rows: Sequence[Row]) -> str:
     asked = largest.concurrency
     requests = f"{asked:,} request{'s' if asked > 1 else ''} of {context}"
     if largest.fits:
-        text = f"{name}: {requests} fit, {shown_gb(largest.free_bytes)} GB to spare"
+        verb = "fit" if asked > 1 else "fits"
+        text = f"{name}: {requests} {verb}, {shown_gb(largest.free_bytes)} GB to spare"
         text += f"; at most {most:,} do." if most > asked else "; not one more does."
     else:
         text = (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shlex
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -250,9 +251,21 @@ def _recommendation(table: BudgetTable, width: int, style: Style) -> Iterator[st
     if table.serve is not None:
         yield ""
         yield style("title", "Start it")
-        yield table.serve.text
+        yield from _command(table.serve.command, width)
         for note in table.serve.notes:
             yield from _wrapped(note, width, style)
+
+
+def _command(words: Sequence[str], width: int) -> Iterator[str]:
+    """A command for a shell, over several lines where it is long. An option stays by its value."""
+    line, pieces = "", shlex.join(words).replace(" --", "\n--").split("\n")
+    for piece in pieces:
+        if line and len(line) + len(piece) + 3 > width:
+            yield f"{line} \\"
+            line = f"    {piece}"
+        else:
+            line = f"{line} {piece}" if line else piece
+    yield line
 
 
 def _steps(table: BudgetTable, width: int, style: Style) -> Iterator[str]:

@@ -1,0 +1,337 @@
+"""`headrace plan`: MODEL in every form, every option, bad input, and what the pages say."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from asking import ROUND, command, plan_text, planned
+
+from headrace.cli.main import app
+from headrace.engine.config import EngineOptions, Machine, resolve
+from headrace.formats.sources import ALIASES, alias_path
+from headrace.limits.plan import ask, plan
+from headrace.limits.plan.report import markdown, text
+from headrace.limits.plan.resolve import resolve_model
+
+ROOT = Path(__file__).parents[3]
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 1000,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+#: 2·V·E + (3·E·F + 2·E·H·D + 2·E·K·D)·L, two bytes each; 2L + 1 norms of E, four bytes each.
+WEIGHT_BYTES = 2 * (2 * 1000 * 256 + (3 * 256 * 512 + 2 * 256 * 256 + 2 * 256 * 128) * 4)
+NORM_BYTES = 9 * 256 * 4
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> str:
+    file = tmp_path / "machines.toml"
+    file.write_text(ROUND)
+    return str(file)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    directory = tmp_path / "model"
+    directory.mkdir()
+    file = directory / "config.json"
+    file.write_text(json.dumps(CONFIG))
+    return file
+
+
+def test_a_config_by_hand(config: Path, machine: str) -> None:
+    """8 requests of 1,000 positions: 63 blocks of 16 each; KV of a token 2·K·D·L·2 bytes."""
+    found = planned(str(config), "--hardware", machine, "--ctx", "1000", "--concurrency", "8")
+    row, blank = found["rows"]
+    memory = row["memory_bytes"]
+    assert memory["weights"] == WEIGHT_BYTES + NORM_BYTES
+    assert memory["kv"] == 8 * 63 * 16 * (2 * 2 * 64 * 4 * 2)
+    assert memory["total"] == sum(size for name, size in memory.items() if name != "total")
+    assert row["free_bytes"] == 24e9 - memory["total"]
+    # A step reads everything but the embedding, of which it looks up 8 rows, and 8 caches.
+    moved = WEIGHT_BYTES + NORM_BYTES - 2 * 1000 * 256 + 8 * 2 * 256 + 8 * 1000 * 2048
+    assert row["tpot_s"] == pytest.approx(moved / 1e12, rel=1e-9)
+    assert row["total_tok_per_s"] == pytest.approx(8 / row["tpot_s"])
+    assert row["usd_per_mtok"] == pytest.approx(3.6 / 3600 / row["total_tok_per_s"] * 1e6)
+    unknown = ("fits", "tpot_s", "ttft_s", "total_tok_per_s", "usd_per_mtok", "max_context")
+    assert {blank[name] for name in unknown} == {None}
+    assert "its memory is not known" in " ".join(found["recommendation"]["verdicts"])
+
+
+def test_the_directory_is_the_same(config: Path, machine: str) -> None:
+    file, directory = (
+        planned(str(name), "--hardware", machine)["rows"] for name in (config, config.parent)
+    )
+    assert file == directory
+
+
+@pytest.mark.models
+def test_a_header_is_enough(tmp_path: Path, machine: str) -> None:
+    """The first part of the file, cut off where the tensors begin, plans as the whole file does."""
+    whole = alias_path(ALIASES["smollm2-135m"])
+    header = tmp_path / "header.gguf"
+    header.write_bytes(whole.read_bytes()[: 4 << 20])
+    expected = planned("smollm2-135m", "--hardware", machine)
+    found = planned(str(header), "--hardware", machine)
+    assert found["rows"] == expected["rows"]
+    assert found["model"]["weight_format"] == "Q4_1"
+    assert expected["serve"]["command"][:3] == ["headrace", "serve", "smollm2-135m"]
+
+
+def test_needs_neither_torch_nor_weights(config: Path, machine: str) -> None:
+    """In a process of its own, which then tells what it imported."""
+    code = (
+        "import sys; from headrace.cli.main import run; "
+        f"code = run(['plan', {str(config)!r}, '--hardware', {machine!r}, '--json']); "
+        "assert not {'torch', 'transformers'} & set(sys.modules); "
+        "sys.exit(code)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rows"][0]["fits"] is True
+
+
+def test_human_numbers(machine: str) -> None:
+    asked = ("llama-3.1-8b", "--hardware", machine)
+    found = planned(*asked, "--prompt", "2k", "--output", "1K", "--ttft", "0.5s", "--tpot", "50ms")
+    question = found["question"]
+    assert (question["prompt"], question["output"], question["context"]) == (2048, 1024, 3072)
+    assert (question["ttft_s"], question["tpot_s"]) == (0.5, 0.05)
+    changed = planned(*asked, "--set", "memory_bytes=16GiB", "--set", "read_bytes_per_s=2e12")
+    assert changed["hardware"][0]["memory_bytes"] == 16 * 2**30
+    plain = planned(*asked)
+    assert changed["rows"][0]["tpot_s"] == pytest.approx(plain["rows"][0]["tpot_s"] / 2)
+
+
+def test_targets(machine: str) -> None:
+    """The number of requests within the targets meets them, and one more does not."""
+    asked = ("llama-3.1-8b", "--hardware", machine, "--quant", "q4_k", "--ctx", "2k")
+    targets = ("--tpot", "10ms", "--ttft", "0.4s")
+    [row, _] = planned(*asked, *targets)["rows"]
+    most = row["max_concurrency_within_targets"]
+    assert 1 < most < row["max_concurrency"]
+    for requests, good in ((most, True), (most + 1, False)):
+        [row, _] = planned(*asked, *targets, "--concurrency", str(requests))["rows"]
+        assert row["meets_targets"] is good
+        assert (row["tpot_s"] <= 0.01 and row["ttft_joining_s"] <= 0.4) is good
+
+
+def test_prompts_cost(machine: str) -> None:
+    """In a cycle every request computes its prompt once and generates its output."""
+    asked = ("llama-3.1-8b", "--hardware", machine, "--quant", "q4_k")
+    [row, _] = planned(*asked, "--prompt", "1k", "--output", "100", "--concurrency", "4")["rows"]
+    [one, _] = planned(*asked, "--prompt", "1k", "--output", "100")["rows"]
+    cycle = 4 * one["ttft_s"] + 100 * row["tpot_s"]
+    assert row["sustained_tok_per_s"] == pytest.approx(400 / cycle)
+    assert row["sustained_usd_per_mtok"] > row["usd_per_mtok"]
+
+
+def test_other_forms(machine: str) -> None:
+    asked = ("llama-3.1-8b", "--hardware", machine, "--concurrency", "1,4")
+    rows = planned(*asked)["rows"]
+    table = list(csv.DictReader(io.StringIO(plan_text(*asked, "-o", "csv"))))
+    assert [(r["hardware"], int(r["concurrency"])) for r in table] == [
+        (r["hardware"], r["concurrency"]) for r in rows
+    ]
+    assert float(table[1]["tpot_s"]) == rows[1]["tpot_s"]
+    assert int(table[1]["kv_bytes"]) == rows[1]["memory_bytes"]["kv"]
+    assert table[2]["fits"] == ""
+    page = plan_text(*asked, "-o", "md", "--why")
+    assert page.count("| round |") == 4
+    assert "## Why" in page
+    assert planned("--list")["hardware"][0]["numbers"]
+
+
+def test_an_alias_that_was_not_fetched_is_planned_from_its_description(
+    tmp_path: Path, machine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("HEADRACE_CACHE", str(cache))
+    found = planned("smollm2-135m", "--hardware", machine)
+    assert found["model"]["weight_format"] == "BF16"
+    assert not cache.exists()
+
+
+# ---- what people read ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_page_keeps_to_the_width(width: int) -> None:
+    question = ask(
+        "llama-3.1-8b",
+        hardware="h100,l40s,m4-max,mi300x",
+        concurrency="1,32",
+        prompt="2k",
+        output="256",
+        tpot="50ms",
+    )
+    page = text(plan(question), width)
+    assert max(map(len, page.splitlines())) <= width
+    for word in ("weights", "KV", "fits", "most", "TTFT", "TPOT", "$/Mtok", "Recommendation"):
+        assert word in page
+    order = [page.index(f"{i}. {s}") for i, s in
+             ((1, "lossless"), (2, "quantisation"), (3, "architecture"))]  # fmt: skip
+    assert order == sorted(order)
+    assert "cheap" not in markdown(plan(question))
+
+
+def test_the_cheapest_that_fits_is_chosen() -> None:
+    found = planned("llama-3.1-8b", "--hardware", "h100,l40s,rtx-4090", "--concurrency", "1,16")
+    priced = [r for r in found["rows"] if r["fits"] and r["usd_per_mtok"] is not None]
+    best = min(priced, key=lambda r: r["usd_per_mtok"])
+    choice = found["recommendation"]["choice"]
+    assert choice.startswith(f"{best['hardware']} with {best['concurrency']} at once")
+
+
+def test_advice_follows_the_load(machine: str) -> None:
+    """Speculation pays where memory binds and not where arithmetic does; KV in fp8 where the cache
+    outweighs the weights."""
+
+    def worth(*options: str) -> dict[str, bool]:
+        steps = planned("llama-3.1-8b", "--hardware", machine, *options)["recommendation"]["steps"]
+        return {step["title"]: step["worth"] for step in steps}
+
+    alone = worth("--ctx", "1k", "--quant", "q4_k")
+    assert alone["speculation"]
+    assert "fp8 KV cache" not in alone
+    many = worth("--ctx", "64", "--quant", "q4_k", "--concurrency", "512",
+                 "--set", "int8_ops_per_s=20e12")  # fmt: skip
+    assert not many["speculation"]
+    long = worth("--ctx", "32k", "--quant", "q4_k", "--concurrency", "4")
+    assert long["fp8 KV cache"]
+
+
+def test_the_command_to_start_is_one_and_holds_what_was_planned() -> None:
+    """Typer takes its words, and the engine makes of them exactly the pools of the plan."""
+    question = ask("qwen3-8b", hardware="epyc-9654", context="5000", concurrency="7", quant="q4_k")
+    table = plan(question)
+    assert table.serve is not None
+    words = list(table.serve.command)
+    assert words[:2] == ["headrace", "serve"]
+    serve = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    parsed = serve.make_context("serve", words[2:]).params
+    assert parsed["quantize"] == "q4_k"
+    options = EngineOptions(
+        max_model_len=parsed["max_model_len"],
+        max_num_seqs=parsed["max_num_seqs"],
+        kv_cache_dtype=parsed["kv_cache_dtype"],
+        kv_cache_memory=parsed["kv_cache_memory"],
+        block_size=parsed["block_size"],
+    )
+    program = resolve_model("qwen3-8b").program
+    config = resolve(options, program.kv_groups, program.max_context, Machine(None, 2))
+    assert config.pools.total_bytes == table.rows[0].memory.kv
+    assert config.max_model_len == 5000
+
+
+# ---- bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["llama-2-13b", "--hardware", "h10"], "Did you mean h100"),
+        (["llama-2-13b", "--hardware", "h100,"], "no hardware ''"),
+        (["llama-2-13b", "--hardware", "gone.toml"], "gone.toml does not exist"),
+        (["llama-2-14b"], "Did you mean llama-2-13b"),
+        (["nonsense"], "Known: "),
+        ([""], "Which MODEL?"),
+        (["gone.gguf"], "gone.gguf does not exist"),
+        (["/dev/null"], "not a regular file"),
+        (["."], "without config.json"),
+        (["\0"], "There is no model"),
+        (["llama-2-13b", "--ctx", "8k"], "longer than the model's 4,096"),
+        (["llama-2-13b", "--prompt", "4000", "--output", "97"], "longer than the model's"),
+        (["llama-2-13b", "--ctx", "1k", "--prompt", "1k", "--output", "1"], "do not fit"),
+        (["llama-2-13b", "--ctx", "-1"], "--ctx must be a whole number"),
+        (["llama-2-13b", "--concurrency", "1,0"], "--concurrency must be"),
+        (["llama-2-13b", "--concurrency", "1e9"], "--concurrency must be"),
+        (["llama-2-13b", "--quant", "q4k"], "did you mean q4_k"),
+        (["llama-2-13b", "--kv-cache-dtype", "int2"], "bf16, f16 or fp8"),
+        (["llama-2-13b", "--ttft", "soon"], "--ttft must be a time"),
+        (["llama-2-13b", "--tpot", "0ms"], "--tpot must be a time"),
+        (["llama-2-13b", "--price", "-2"], "--price must be a positive number"),
+        (["llama-2-13b", "--set", "kv_heads"], "KEY=VALUE"),
+        (["llama-2-13b", "--set", "kv_heads=8"], "did you mean num_kv_heads"),
+        (["llama-2-13b", "--set", "num_kv_heads=7"], "does not divide the 40 query heads"),
+        (["llama-2-13b", "--set", "num_layers=99999"], "1 … 1,024"),
+        (["llama-2-13b", "--set", "block_size=17"], "multiple of 16"),
+        (["llama-2-13b", "--set", "memory_bytes=inf"], "positive number"),
+        (["llama-2-13b", "--formula", "guess"], "program or paper"),
+        (["llama-2-13b", "-o", "yaml"], "table, md, csv, json"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: list[str], words: str) -> None:
+    if "--hardware" not in arguments:
+        arguments = [*arguments, "--hardware", "h100"]
+    code, out, err = command("plan", *arguments)
+    assert code in (1, 2)
+    assert out == ""
+    assert words in err
+    assert err.startswith("headrace: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "neither a GGUF file nor a config.json"),
+        (b"GGUF", "truncated"),
+        (b"GGUF\x03\0\0\0" + b"\xff" * 16, "header.bin"),
+        (b"{", "header.bin"),
+        (b"[1]", "neither"),
+        (b'{"model_type": "mamba"}', '"mamba" is not supported; supported are'),
+        (b'{"model_type": "llama"}', "num_attention_heads is missing"),
+        (b'{"model_type": 7}', "model_type"),
+        (json.dumps(CONFIG | {"hidden_size": 1e30}).encode(), "hidden_size"),
+        (json.dumps(CONFIG | {"quantization_config": {"quant_method": "zip"}}).encode(), "'zip'"),
+    ],
+)
+def test_bad_files_are_one_sentence(content: bytes, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "header.bin"
+    file.write_bytes(content)
+    code, out, err = command("plan", str(file), "--hardware", "h100")
+    assert (code, out) == (1, "")
+    assert words in err
+    assert err.startswith("headrace: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("x = [", "is not TOML"),
+        ("", "has no hardware"),
+        ("x = 1", "outside of a [table]"),
+        ("[x]\nkind = 'toaster'", "kind must be one of gpu, cpu, apple"),
+        ("[x]\nkind = 'gpu'\nmemory = 5", "did you mean memory_bytes"),
+        ("[x]\nkind = 'gpu'\nmemory_bytes = 'much'", "positive number"),
+        ("[x]\nkind = 'gpu'\nmemory_bytes = {url = 'u'}", "needs value"),
+    ],
+)
+def test_bad_hardware_files_are_one_sentence(content: str, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "hardware.toml"
+    file.write_text(content)
+    code, out, err = command("plan", "llama-2-13b", "--hardware", str(file))
+    assert code in (1, 2)
+    assert out == ""
+    assert words in err
+    assert err.count("\n") == 1
