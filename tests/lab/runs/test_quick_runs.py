@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import pytest
 from headrace.lab.catalog import EXPERIMENTS, find
 
 pytestmark = pytest.mark.lab
+
+SOURCE = Path(__file__).parents[3] / "src"
 
 #: Experiment → a fault of the spec's section 15 that its check must catch.
 PLANTED = [
@@ -30,8 +33,9 @@ PLANTED = [
 
 def headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "headrace", *arguments], capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-m", "headrace", *arguments],
+        capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": str(SOURCE)},
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
