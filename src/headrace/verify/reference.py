@@ -8,8 +8,11 @@ with a maximum of its own).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
+from torch import Tensor
 
 from headrace.ops.kv import KVFormat
 from headrace.ops.packed import activation_kind
@@ -28,10 +31,38 @@ _ROUNDED, _UNROUNDED = 2.0, 4.0
 
 def native_is_reference(subject: Subject) -> RungResult:
     """Logits of the native path at edge positions = the reference's, within the formats' bound."""
-    program, kv_format = subject.program, subject.kv_format
     positions = reference_positions(subject)
     ids = subject.workload.text[: positions[-1] + 1]
     native = torch.tensor(np.stack([subject.whole.rows[0, 0, p] for p in positions]))
+    found = expected_logits(subject.program, ids, positions, subject.kv_format)
+    error, cost = (native.double() - found.plain).abs(), found.cost
+    worst = float(error.max()) if bool(error.isfinite().all()) else float("inf")
+    flips = int((native.argmax(dim=1) != found.plain.argmax(dim=1)).sum())
+    return RungResult.judge(
+        "native = reference",
+        worst,
+        len(positions),
+        f"rms {_rms(error):.3g}, of {found.what} {_rms(cost):.3g}; "
+        f"argmax differs at {flips} of {len(positions)} positions",
+        bound=found.bound,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The reference's logits, float64 [n, V], and what its own roundings cost, |Δ| [n, V]; bound:
+    how far others may be from them. what: the roundings, in words."""
+
+    plain: Tensor
+    cost: Tensor
+    bound: float
+    what: str
+
+
+def expected_logits(
+    program: Program, ids: list[int], positions: list[int], kv_format: KVFormat
+) -> Expected:
+    """Of a text, at some positions; see the module's text for the bound."""
     if rounds(program, kv_format):
         plain, other = twin_logits(program, ids, positions, kv_format, torch.float32)
         factor, what = _ROUNDED, "the contract's roundings"
@@ -41,17 +72,8 @@ def native_is_reference(subject: Subject) -> RungResult:
             (other,) = ReferenceModel(program, torch.float32).logits([ids], [positions])
         factor, what = _UNROUNDED, "torch's float32"
     plain = plain.double()
-    error, cost = (native.double() - plain).abs(), (other.double() - plain).abs()
-    worst = float(error.max()) if bool(error.isfinite().all()) else float("inf")
-    flips = int((native.argmax(dim=1) != plain.argmax(dim=1)).sum())
-    return RungResult.judge(
-        "native = reference",
-        worst,
-        len(positions),
-        f"rms {_rms(error):.3g}, of {what} {_rms(cost):.3g}; "
-        f"argmax differs at {flips} of {len(positions)} positions",
-        bound=factor * float(cost.max()),
-    )
+    cost = (other.double() - plain).abs()
+    return Expected(plain, cost, factor * float(cost.max()), what)
 
 
 def reference_positions(subject: Subject) -> list[int]:

@@ -1,0 +1,645 @@
+"""kv-cache: what does keeping keys and values change? Not the logits; the time, and the memory.
+
+Two public paths of the engine answer: `kv_allocator="none"` computes the whole history in every
+step, the usual one computes one position and reads the rest from the cache.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from headrace.bench.cases import Case, Kind
+from headrace.bench.measure import GREEDY, run_case
+from headrace.engine.config import EngineOptions
+from headrace.engine.core import Engine
+from headrace.engine.model import OpenModel, build_engine
+from headrace.lab.experiment import Check, Experiment, Findings, Prediction, Table
+from headrace.lab.experiment import Kind as Sense
+from headrace.lab.kv_memory import CHECK_VALUES, KVShape, measured_bytes, variations
+from headrace.lab.lab import Lab
+from headrace.lab.memory import FreshProcesses
+from headrace.lab.plots import style
+from headrace.lab.statistics import (
+    Interval,
+    exact,
+    fit_line,
+    fit_power,
+    median_interval,
+    ratio_interval,
+)
+from headrace.limits.bound import bound
+from headrace.limits.rates import MachineRates
+from headrace.ops.cost import CostModel
+from headrace.ops.counts import Chunk
+from headrace.verify.probe import GREEDY as EIGHT_TOKENS
+from headrace.verify.probe import Run, run_requests
+from headrace.verify.result import Logits
+from headrace.verify.subject import Subject
+
+#: Positions in the history when a step is timed.
+LENGTHS = (64, 128, 256, 512, 1024, 2048)
+#: Growth is fitted from here on: below, what a step costs whatever its length hides it.
+FIT_FROM = 256
+#: Prompt and output of whole answers, with the speed-up that people are told to expect (spec 1).
+ANSWERS = {(256, 128): (5.0, 10.0), (1024, 1024): (20.0, 30.0)}
+_TOKENS = 12
+_PATHS = ("cached", "no cache")
+
+
+class KVCache(Experiment):
+    name = "kv-cache"
+    title = "The KV cache: the same logits, less time, more memory"
+    question = "What does it change when keys and values of old positions are kept?"
+    claim = (
+        "Logits stay the same. A step's time (nearly) stops growing with the history, so an "
+        "answer's time grows linearly instead of quadratically: 5-10× faster at 256 + 128 tokens, "
+        "20-30× at 1k + 1k. The price is 2 · L · K · D · S · bytes per sequence."
+    )
+    quick_s, full_s = 60.0, 240.0
+    faults = ("cache-position", "rope-offset", "mask-off-by-one", "row-swap")
+    try_this = (
+        "headrace lab run kv-cache --inject rope-offset: the first token is right, later ones "
+        "drift, and the check says at which step",
+        "headrace lab run kv-cache --inject row-swap: right at batch 1, wrong at batch 2",
+        "headrace lab run kv-cache --model qwen2.5-coder-0.5b: 2 KV heads instead of 3, a larger "
+        "model around them",
+        "headrace generate MODEL -p … --kv-allocator none --stats: the slow path by hand",
+    )
+
+    def predict(self, lab: Lab) -> list[Prediction]:
+        costs, rates = lab.costs(), lab.rates()
+        lengths = _lengths(lab.open())
+        fitted = [s for s in lengths if s >= FIT_FROM]
+        steps = {path: [_bound_s(costs, rates, path, s) for s in lengths] for path in _PATHS}
+        longest = lengths[-1]
+        found = [
+            Prediction(
+                "decode_ms",
+                f"a cached step at {longest:,} positions",
+                1e3 * steps["cached"][-1],
+                "ms",
+                "bound of the step; nothing can be faster",
+                Sense.AT_LEAST,
+                tolerance=1.1,
+            ),
+            Prediction(
+                "step_exponent",
+                f"growth of an uncached step with the history S ≥ {FIT_FROM}",
+                fit_power(fitted, steps["no cache"][-len(fitted) :]).exponent.value,
+                "exponent",
+                "power law through the bounds of the same steps",
+                tolerance=1.0,
+                slack=0.15,
+            ),
+            Prediction(
+                "total_exponent",
+                f"growth of an uncached answer's time with its length S ≥ {FIT_FROM}",
+                fit_power(fitted, _totals(lengths, steps["no cache"])[-len(fitted) :])
+                .exponent.value,
+                "exponent",
+                "power law through sums of those bounds",
+                tolerance=1.0,
+                slack=0.15,
+            ),
+            Prediction(
+                "slope_ns",
+                "growth of a cached step per position of history",
+                1e9 * (steps["cached"][-1] - steps["cached"][0]) / (longest - lengths[0]),
+                "ns",
+                "KV bytes of a position ÷ read bandwidth",
+                Sense.AT_LEAST,
+                tolerance=1.1,
+            ),
+        ]  # fmt: skip
+        for prompt, output in _answers(lengths):
+            speed_up = _answer_bound_s(costs, rates, "no cache", prompt, output) / _answer_bound_s(
+                costs, rates, "cached", prompt, output
+            )
+            found.append(
+                Prediction(
+                    f"speed_up_{prompt}_{output}",
+                    f"speed-up of the cache at {prompt} + {output} tokens",
+                    speed_up,
+                    "×",
+                    "bounds of all steps of both paths, summed",
+                    tolerance=1.5,
+                )
+            )
+        return found + [
+            Prediction(
+                f"memory_{shape.kv_heads}",
+                f"memory of a written cache, {shape}, {shape.format.value}",
+                shape.formula_bytes / 2**20,
+                "MiB",
+                "2 · L · K · D · S · bytes",
+                tolerance=1.01,
+            )
+            for shape in CHECK_VALUES
+        ]
+
+    def check(self, lab: Lab) -> list[Check]:
+        subject = lab.subject()
+        with lab.stage("logits with and without the cache", 0.6):
+            alone, pair = _prompts(subject)[:1], _prompts(subject)
+            runs = [_both_paths(subject, prompts) for prompts in (alone, pair)]
+            checks = [
+                _same_steps(f"batch {len(run[0].tokens)}: cached = no cache", *run) for run in runs
+            ]
+        with lab.stage("logits against the reference", 0.4):
+            return [*checks, _against_reference(subject, _prompts(subject), runs[1][0])]
+
+    def measure(self, lab: Lab, predicted: Mapping[str, Prediction]) -> Findings:
+        found = Findings()
+        with lab.stage("steps at growing lengths", 0.45):
+            steps = _measure_steps(lab, 5 if lab.quick else 9)
+        _report_steps(lab, steps, found)
+        with lab.stage("whole answers", 0.4):
+            _measure_answers(lab, steps, found)
+        with lab.stage("memory", 0.15):
+            _measure_memory(lab, found)
+        return found
+
+
+# ---- correctness --------------------------------------------------------------------------------
+
+
+def _prompts(subject: Subject) -> list[list[int]]:
+    """Two of unequal length: one ends inside a block, the other goes over a border of tiles."""
+    text = subject.workload.text
+    return [text[:37], text[100:223]]
+
+
+def _both_paths(subject: Subject, prompts: list[list[int]]) -> tuple[Run, Run]:
+    params = EIGHT_TOKENS.replace(max_tokens=_TOKENS)
+    cached = run_requests(*subject.engine(max_num_seqs=len(prompts)), prompts, params)
+    engine = subject.engine(max_num_seqs=len(prompts), kv_allocator="none")
+    return cached, run_requests(*engine, prompts, params)
+
+
+def _same_steps(name: str, cached: Run, anew: Run) -> Check:
+    """Compares logits step by step for as long as both paths have drawn the same tokens, and tells
+    the first step that differs."""
+    worst, num_rows, first = 0.0, 0, None
+    for request in range(len(cached.tokens)):
+        rows = [list(_in_order(run, request)) for run in (cached, anew)]
+        histories = [run.tokens[request][0] for run in (cached, anew)]
+        for step, (a, b) in enumerate(zip(*rows, strict=True)):
+            if histories[0][:step] != histories[1][:step]:
+                break
+            num_rows += 1
+            if a.tobytes() != b.tobytes():
+                worst = max(worst, _distance(a, b))
+                first = step if first is None else min(first, step)
+    told = f"max |Δ| {worst:.3g} over {num_rows} steps"
+    if first is not None:
+        told += f"; the first {first} steps of every request are right, then they part"
+    return Check(name, first is None and cached.tokens == anew.tokens, told)
+
+
+def _in_order(run: Run, request: int) -> list[Logits]:
+    """Rows that tokens were drawn from, in order of their positions."""
+    own = {position: row for (r, _, position), row in run.rows.items() if r == request}
+    return [own[position] for position in sorted(own)]
+
+
+def _distance(a: Logits, b: Logits) -> float:
+    """Largest |Δ|; infinite where bits differ without a difference of value."""
+    return float(np.max(np.abs(a.astype(np.float64) - b))) or float("inf")
+
+
+def _against_reference(subject: Subject, prompts: list[list[int]], run: Run) -> Check:
+    """Every cached step of both requests against torch's dense mathematics."""
+    import torch
+
+    from headrace.verify.reference import expected_logits
+
+    worst, num_rows, bounds = 0.0, 0, list[float]()
+    for request, prompt in enumerate(prompts):
+        rows = _in_order(run, request)
+        ids = prompt + run.tokens[request][0][:-1]
+        at = list(range(len(prompt) - 1, len(ids)))
+        expected = expected_logits(subject.program, ids, at, subject.kv_format)
+        error = float((torch.tensor(np.stack(rows)).double() - expected.plain).abs().max())
+        bounds.append(expected.bound)
+        worst = max(worst, error / expected.bound)
+        num_rows += len(rows)
+    return Check(
+        "batch 2, cached = reference (torch, no cache) within the formats' bound",
+        worst <= 1.0,
+        f"error ÷ bound {worst:.2f} over {num_rows} steps; bounds "
+        + ", ".join(f"{b:.2f}" for b in bounds),
+    )
+
+
+# ---- limits -------------------------------------------------------------------------------------
+
+
+def _bound_s(costs: CostModel, rates: MachineRates, path: str, history: int) -> float:
+    """Least seconds of a step that has `history` positions when it ends."""
+    num_new = 1 if path == "cached" else history
+    return bound(costs.step([Chunk(num_new, history)]), rates).bound_s
+
+
+def _answer_bound_s(
+    costs: CostModel, rates: MachineRates, path: str, prompt: int, output: int
+) -> float:
+    first = bound(costs.step([Chunk(prompt, prompt)]), rates).bound_s
+    rest = (_bound_s(costs, rates, path, prompt + n) for n in range(1, output))
+    return first + sum(rest)
+
+
+def _totals(lengths: Sequence[int], step_s: Sequence[float]) -> list[float]:
+    """Seconds until each length is reached from nothing, a step per position: the steps between
+    the measured lengths are taken to lie on straight lines."""
+    spans = [lengths[0], *(b - a for a, b in itertools.pairwise(lengths))]
+    means = [step_s[0], *((a + b) / 2 for a, b in itertools.pairwise(step_s))]
+    return list(itertools.accumulate(n * s for n, s in zip(spans, means, strict=True)))
+
+
+# ---- steps --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """By length, by repetition: seconds. bounds: of the cached step, by length."""
+
+    lengths: list[int]
+    prefill: list[list[float]]
+    cached: list[list[float]]
+    anew: list[list[float]]
+    bounds: list[float]
+
+
+def _lengths(model: OpenModel) -> list[int]:
+    return [s for s in LENGTHS if s + 32 <= model.program.max_context]
+
+
+def _engines(lab: Lab, longest: int) -> dict[str, Engine]:
+    def engine(allocator: str) -> Engine:
+        options = EngineOptions(
+            max_model_len=longest,
+            max_num_seqs=1,
+            kv_allocator=allocator,
+            num_threads=lab.threads,
+        )
+        return build_engine(lab.open(), options)
+
+    return {"cached": engine("paged"), "no cache": engine("none")}
+
+
+def _measure_steps(lab: Lab, repetitions: int) -> _Steps:
+    lengths = _lengths(lab.open())
+    engines, costs = _engines(lab, lengths[-1] + 32), lab.costs()
+    ids = lab.english(lengths[-1] + 32)
+    found = _Steps(lengths, [[] for _ in lengths], [[] for _ in lengths], [[] for _ in lengths], [])
+    for number in range(1 + repetitions):  # the first warms up
+        for i, length in enumerate(lengths):
+            prefill = run_case(engines["cached"], Case(Kind.PREFILL, length, 0)).seconds
+            decode = run_case(engines["cached"], Case(Kind.DECODE, 0, 16, depth=length))
+            anew = _step_anew(engines["no cache"], ids[:length])
+            if number:
+                found.prefill[i].append(prefill)
+                found.cached[i].append(decode.seconds / 16)
+                found.anew[i].append(anew)
+        lab.tell("steps at growing lengths", number / repetitions)
+    rates = lab.rates()
+    found.bounds.extend(_bound_s(costs, rates, "cached", s + 8) for s in lengths)
+    return found
+
+
+def _step_anew(engine: Engine, ids: list[int]) -> float:
+    """Seconds of one uncached step: the second one, as the first is the prefill."""
+    engine.add(ids[:-1], GREEDY.replace(max_tokens=2))
+    engine.step()
+    begin = perf_counter()
+    engine.step()
+    seconds = perf_counter() - begin
+    assert not engine.has_work
+    return seconds
+
+
+def _report_steps(lab: Lab, steps: _Steps, found: Findings) -> None:
+    lengths = steps.lengths
+    prefill, cached, anew = (
+        [median_interval(samples) for samples in kind]
+        for kind in (steps.prefill, steps.cached, steps.anew)
+    )
+    fitted = [i for i, s in enumerate(lengths) if s >= FIT_FROM]
+    x = [lengths[i] for i in fitted]
+    totals = {
+        "cached": _totals(lengths, [i.value for i in cached]),
+        "no cache": _totals(lengths, [i.value for i in anew]),
+    }
+    step_growth = fit_power(x, [anew[i].value for i in fitted]).exponent
+    total_growth = fit_power(x, [totals["no cache"][i] for i in fitted]).exponent
+    cached_growth = fit_power(x, [totals["cached"][i] for i in fitted]).exponent
+    slope, start = fit_line(lengths, [i.value for i in cached])
+    found.measured["decode_ms"] = _scaled(cached[-1], 1e3)
+    found.measured["step_exponent"] = step_growth
+    found.measured["total_exponent"] = total_growth
+    found.measured["slope_ns"] = _scaled(slope, 1e9)
+    found.measured["cached_total_exponent"] = cached_growth
+    found.tables.append(
+        Table(
+            "steps",
+            [
+                "positions",
+                "prefill ms",
+                "cached ms/token",
+                "low",
+                "high",
+                "bound ms",
+                "no cache ms/token",
+                "low ",
+                "high ",
+                "ratio",
+            ],
+            [
+                [
+                    s,
+                    _ms(prefill[i].value),
+                    *(_ms(v) for v in _parts(cached[i])),
+                    _ms(steps.bounds[i]),
+                    *(_ms(v) for v in _parts(anew[i])),
+                    round(anew[i].value / cached[i].value, 1),
+                ]
+                for i, s in enumerate(lengths)
+            ],
+            f"One sequence. {cached[0].n} runs in turns; low, high: {cached[0].what}. An uncached "
+            f"step is a prefill of the whole history.",
+        )
+    )
+    found.conclude(
+        f"A cached step takes {1e3 * start:.2f} ms + {1e9 * slope.value:.0f} ns per position "
+        f"({1e9 * slope.low:.0f} … {1e9 * slope.high:.0f}): nearly constant at these lengths.",
+        slope.low > 0,
+    )
+    found.conclude(
+        f"An answer's time grows as length^{cached_growth.value:.2f} with the cache "
+        f"({cached_growth.low:.2f} … {cached_growth.high:.2f}) and as "
+        f"length^{total_growth.value:.2f} without ({total_growth.low:.2f} … "
+        f"{total_growth.high:.2f}), from {FIT_FROM} tokens on.",
+        cached_growth.high < total_growth.low,
+    )
+    _draw_steps(lab, steps, totals, slope.value, start)
+
+
+def _draw_steps(
+    lab: Lab, steps: _Steps, totals: dict[str, list[float]], slope: float, start: float
+) -> None:
+    lengths = steps.lengths
+    with lab.figure(
+        "steps",
+        "One step, and a whole answer, by length. Dashed: constant + linear through the cached "
+        "steps, power laws through the rest.",
+        "With the cache a step's time is nearly flat and an answer's grows linearly; without it "
+        "the step grows linearly and the answer quadratically.",
+        columns=2,
+    ) as (_, axes):
+        for number, (label, kind) in enumerate(
+            (("no cache", steps.anew), ("cached", steps.cached), ("prefill", steps.prefill))
+        ):
+            middle = [_scaled(median_interval(samples), 1e3) for samples in kind]
+            errors = [[i.value - i.low for i in middle], [i.high - i.value for i in middle]]
+            look = style(number) | {"linestyle": ":" if label == "prefill" else "-"}
+            axes[0].errorbar(lengths, [i.value for i in middle], yerr=errors, label=label, **look)
+        axes[0].plot(lengths, [1e3 * (start + slope * s) for s in lengths], "--", color="#555555",
+                     linewidth=1.0, marker="")  # fmt: skip
+        axes[0].set_ylabel("ms per step")
+        x = [s for s in lengths if s >= FIT_FROM]
+        for number, path in enumerate(("no cache", "cached")):
+            look = style(number) | {"linestyle": "-"}
+            axes[1].plot(lengths, totals[path], label=path, **look)
+            fit = fit_power(x, totals[path][-len(x) :])
+            axes[1].plot(x, [fit.at(s) for s in x], "--", color="#555555", linewidth=1.0, marker="")
+            axes[1].annotate(
+                f"length^{fit.exponent.value:.2f}", (x[-1], fit.at(x[-1])), xytext=(-8, 6),
+                textcoords="offset points", ha="right",
+            )  # fmt: skip
+        axes[1].set_ylabel("seconds until that many tokens")
+        for axis in axes:
+            axis.set_xscale("log", base=2)
+            axis.set_yscale("log")
+            axis.set_xticks(lengths, [str(s) for s in lengths])
+            axis.minorticks_off()
+            axis.set_xlabel("positions")
+        axes[0].legend()
+
+
+# ---- whole answers ------------------------------------------------------------------------------
+
+
+def _answers(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    return [(p, n) for p, n in ANSWERS if p + n <= lengths[-1]]
+
+
+def _measure_answers(lab: Lab, steps: _Steps, found: Findings) -> None:
+    """The cached path is run as it is. The uncached one is, too, at the short size; at the long one
+    its steps are summed over the measured lengths (quick and full: it would take minutes)."""
+    longest = steps.lengths[-1]
+    engines = _engines(lab, longest + 32)
+    rows: list[list[str | float | int | None]] = []
+    for prompt, output in _answers(steps.lengths):
+        ids = lab.english(prompt)
+        runs = 3 if prompt + output < 1000 else 1
+        cached, anew = list[float](), list[float]()
+        how = "run"
+        for number in range(runs):
+            seconds, text = _answer(engines["cached"], ids, output)
+            cached.append(seconds)
+            if prompt + output >= 1000:
+                how = "summed from its steps"
+                anew += _summed(steps, prompt, output)
+                continue
+            if lab.quick and number:
+                continue
+            seconds, other = _answer(engines["no cache"], ids, output)
+            assert other == text, "the paths part after the check has passed"
+            anew.append(seconds)
+        n = max(len(cached), len(anew))
+        pairs = [(anew[i % len(anew)], cached[i % len(cached)]) for i in range(n)]
+        speed_up = ratio_interval(*zip(*pairs, strict=True))
+        found.measured[f"speed_up_{prompt}_{output}"] = speed_up
+        low, high = ANSWERS[prompt, output]
+        rows.append(
+            [
+                f"{prompt} + {output}",
+                round(median_interval(cached).value, 3),
+                round(median_interval(anew).value, 2),
+                how,
+                round(speed_up.value, 1),
+                round(speed_up.low, 1),
+                round(speed_up.high, 1),
+                f"{low:.0f}-{high:.0f}",
+            ]
+        )
+        found.conclude(
+            f"At {prompt} + {output} tokens the cache made the answer {speed_up.value:.1f}× as "
+            f"fast ({speed_up.low:.1f} … {speed_up.high:.1f}); "
+            f"people are told {low:.0f}-{high:.0f}×." + _compared(steps, speed_up, low, high),
+            speed_up.low > 1,
+        )
+    found.tables.append(
+        Table(
+            "answers",
+            [
+                "prompt + output",
+                "cached s",
+                "no cache s",
+                "no cache is",
+                "speed-up",
+                "low",
+                "high",
+                "people are told",
+            ],
+            rows,
+            "One sequence, prefill included, model load and warm-up not.",
+        )
+    )
+
+
+def _compared(steps: _Steps, speed_up: Interval, low: float, high: float) -> str:
+    """What decides how much a cache saves: how much more a step of many tokens costs than one of
+    one."""
+    if speed_up.low <= high and low <= speed_up.high:
+        return ""
+    at = steps.lengths.index(FIT_FROM) if FIT_FROM in steps.lengths else -1
+    ratio = median_interval(steps.anew[at]).value / median_interval(steps.cached[at]).value
+    return (
+        f" The figure depends on the machine: here a step of {steps.lengths[at]} tokens takes "
+        f"{ratio:.0f}× as long as a step of one; where it takes less than that, as on an "
+        f"accelerator that waits for memory in both, a cache saves less time."
+    )
+
+
+def _answer(engine: Engine, ids: list[int], output: int) -> tuple[float, list[int]]:
+    engine.cache.clear()
+    begin = perf_counter()
+    request = engine.add(ids, GREEDY.replace(max_tokens=output))
+    while engine.has_work:
+        engine.step()
+    return perf_counter() - begin, list(request.generations[0].token_ids)
+
+
+def _summed(steps: _Steps, prompt: int, output: int) -> list[float]:
+    """Seconds of an uncached answer by repetition: steps of histories prompt … prompt + output − 1,
+    on straight lines between the measured ones."""
+    histories = range(prompt, prompt + output)
+    return [
+        float(np.interp(histories, steps.lengths, run).sum())
+        for run in zip(*steps.anew, strict=True)
+    ]
+
+
+# ---- memory -------------------------------------------------------------------------------------
+
+
+def _measure_memory(lab: Lab, found: Findings) -> None:
+    [*_, group] = lab.open().program.kv_groups
+    base = KVShape(len(group.layers), group.kv_heads, group.k_dim, 2048)
+    shapes = variations(base)
+    measured: dict[KVShape, int | None] = {}
+    with FreshProcesses(["headrace.lab.kv_memory"]) as fresh:
+        wanted = [s for group in shapes.values() for s in group] + list(CHECK_VALUES)
+        for number, shape in enumerate(wanted):
+            if shape not in measured:
+                measured[shape] = measured_bytes(fresh, shape)
+            lab.tell("memory", (number + 1) / len(wanted))
+    for shape in CHECK_VALUES:
+        taken = measured[shape]
+        if taken is not None:
+            found.measured[f"memory_{shape.kv_heads}"] = exact(taken / 2**20, "one allocation")
+        else:
+            found.notes.append(f"{shape}: left out, there is not enough free memory for it.")
+    rows = [(what, s) for what, group in shapes.items() for s in group]
+    rows += [("check value", s) for s in CHECK_VALUES]
+    found.tables.append(
+        Table(
+            "memory",
+            ["varied", "L", "K", "D", "S", "formula MiB", "in blocks MiB", "measured MiB",
+             "measured ÷ formula"],
+            [
+                [what, s.layers, s.kv_heads, s.head_dim, s.positions, _mib(s.formula_bytes),
+                 _mib(s.in_blocks_bytes), _mib(measured[s]), _share(measured[s], s.formula_bytes)]
+                for what, s in rows
+            ],
+            "Anonymous memory of a fresh process, before and after every position of a pool was "
+            "written; bf16, check values f16. In blocks of 16 positions the last may be part empty.",
+        )
+    )  # fmt: skip
+    shares = [taken / s.formula_bytes for s, taken in measured.items() if taken is not None]
+    blocks = [taken / s.in_blocks_bytes for s, taken in measured.items() if taken is not None]
+    found.conclude(
+        f"{len(shares)} caches of {min(shares):.3f} … {max(shares):.3f} × the formula; counted in "
+        f"whole blocks {min(blocks):.3f} … {max(blocks):.3f}. Memory is proportional to layers, KV "
+        f"heads and context, and to nothing else.",
+        max(blocks) < 1.02 and min(blocks) > 0.99,
+    )
+    _draw_memory(lab, shapes, measured)
+
+
+def _draw_memory(
+    lab: Lab, shapes: dict[str, list[KVShape]], measured: dict[KVShape, int | None]
+) -> None:
+    numbers = {"layers": "layers", "KV heads": "kv_heads", "context": "positions"}
+    with lab.figure(
+        "memory",
+        "Memory of a written KV cache: formula (lines) and the kernel's count (points).",
+        "The measured points lie on the formula's straight lines.",
+        columns=len(shapes),
+    ) as (_, axes):
+        for number, (what, group) in enumerate(shapes.items()):
+            x = [getattr(s, numbers[what]) for s in group]
+            axis = axes[number]
+            axis.plot(
+                x, [_mib(s.formula_bytes) for s in group], color="#555555", marker="",
+                linestyle="-", linewidth=1.2, label="2 · L · K · D · S · bytes",
+            )  # fmt: skip
+            look = style(number) | {"linestyle": "none"}
+            axis.plot(x, [_mib(measured[s]) for s in group], label="measured", **look)
+            axis.set_xlabel(what)
+            axis.set_xlim(0, None)
+            axis.set_ylim(0, None)
+            axis.set_title(str_of_fixed(group[0], what))
+        axes[0].set_ylabel("MiB")
+        axes[0].legend()
+
+
+def str_of_fixed(shape: KVShape, what: str) -> str:
+    """What does not vary in a panel."""
+    letter = {"layers": "L", "KV heads": "K", "context": "S"}[what]
+    return ", ".join(part for part in str(shape).split(", ") if not part.startswith(letter))
+
+
+# ---- small things -------------------------------------------------------------------------------
+
+
+def _scaled(interval: Interval, factor: float) -> Interval:
+    return Interval(
+        factor * interval.value,
+        factor * interval.low,
+        factor * interval.high,
+        interval.n,
+        interval.what,
+    )
+
+
+def _parts(interval: Interval) -> tuple[float, float, float]:
+    return interval.value, interval.low, interval.high
+
+
+def _ms(seconds: float) -> float:
+    return round(1e3 * seconds, 3)
+
+
+def _mib(num_bytes: int | None) -> float | None:
+    return None if num_bytes is None else round(num_bytes / 2**20, 2)
+
+
+def _share(taken: int | None, formula: int) -> float | None:
+    return None if taken is None else round(taken / formula, 4)
