@@ -12,6 +12,8 @@ from headrace.lab.experiment import Experiment
 #: Name → module and class, in the order of docs/lab/index.md: kv-cache, attention, sampling,
 #: formats, batching, paging, speculation, heads, faults, roofline, budget.
 EXPERIMENTS: Mapping[str, tuple[str, str]] = {
+    "kv-cache": ("kv_cache", "KVCache"),
+    "batching": ("batching", "Batching"),
     "speculation": ("speculation", "Speculation"),
     "roofline": ("roofline", "Roofline"),
 }

@@ -89,7 +89,7 @@ class Batching(Experiment):
     claim = (
         "Static batching uses about mean ÷ longest answer of its slots; admitting between steps "
         "(iteration-level scheduling, Orca, OSDI 2022) fills them. A larger batch makes each token "
-        "later and all tokens together more (spec 6, 14)."
+        "later and all tokens together more."
     )
     quick_s, full_s = 90.0, 240.0
     faults = ("row-swap", "stale-block-table")

@@ -45,7 +45,7 @@ from headrace.verify.subject import Subject
 LENGTHS = (64, 128, 256, 512, 1024, 2048)
 #: Growth is fitted from here on: below, what a step costs whatever its length hides it.
 FIT_FROM = 256
-#: Prompt and output of whole answers, with the speed-up that people are told to expect (spec 1).
+#: Prompt and output of whole answers, with the speed-up that people are told to expect.
 ANSWERS = {(256, 128): (5.0, 10.0), (1024, 1024): (20.0, 30.0)}
 _TOKENS = 12
 _PATHS = ("cached", "no cache")
@@ -143,15 +143,28 @@ class KVCache(Experiment):
         ]
 
     def check(self, lab: Lab) -> list[Check]:
+        try:
+            return self._compare(lab)
+        except RuntimeError as error:  # of the path under test: that is a failed check
+            return [Check("both paths run", False, str(error))]
+
+    def _compare(self, lab: Lab) -> list[Check]:
         subject = lab.subject()
         with lab.stage("logits with and without the cache", 0.6):
-            alone, pair = _prompts(subject)[:1], _prompts(subject)
-            runs = [_both_paths(subject, prompts) for prompts in (alone, pair)]
+            prompts = _prompts(subject)
+            anew = [_run(subject, [prompt], "none") for prompt in prompts]
+            alone, pair = (_run(subject, some, "paged") for some in (prompts[:1], prompts))
             checks = [
-                _same_steps(f"batch {len(run[0].tokens)}: cached = no cache", *run) for run in runs
+                _same_steps("batch 1: cached = no cache", anew, alone),
+                _same_steps("batch 2: cached = no cache, each alone", anew, pair),
+                _same_steps(
+                    "batch 2: no cache = no cache, each alone",
+                    anew,
+                    _run(subject, prompts, "none"),
+                ),
             ]
         with lab.stage("logits against the reference", 0.4):
-            return [*checks, _against_reference(subject, _prompts(subject), runs[1][0])]
+            return [*checks, _against_reference(subject, prompts, pair)]
 
     def measure(self, lab: Lab, predicted: Mapping[str, Prediction]) -> Findings:
         found = Findings()
@@ -174,31 +187,29 @@ def _prompts(subject: Subject) -> list[list[int]]:
     return [text[:37], text[100:223]]
 
 
-def _both_paths(subject: Subject, prompts: list[list[int]]) -> tuple[Run, Run]:
-    params = EIGHT_TOKENS.replace(max_tokens=_TOKENS)
-    cached = run_requests(*subject.engine(max_num_seqs=len(prompts)), prompts, params)
-    engine = subject.engine(max_num_seqs=len(prompts), kv_allocator="none")
-    return cached, run_requests(*engine, prompts, params)
+def _run(subject: Subject, prompts: list[list[int]], allocator: str) -> Run:
+    engine = subject.engine(max_num_seqs=len(prompts), kv_allocator=allocator)
+    return run_requests(*engine, prompts, EIGHT_TOKENS.replace(max_tokens=_TOKENS))
 
 
-def _same_steps(name: str, cached: Run, anew: Run) -> Check:
-    """Compares logits step by step for as long as both paths have drawn the same tokens, and tells
-    the first step that differs."""
-    worst, num_rows, first = 0.0, 0, None
-    for request in range(len(cached.tokens)):
-        rows = [list(_in_order(run, request)) for run in (cached, anew)]
-        histories = [run.tokens[request][0] for run in (cached, anew)]
-        for step, (a, b) in enumerate(zip(*rows, strict=True)):
-            if histories[0][:step] != histories[1][:step]:
+def _same_steps(name: str, alone: Sequence[Run], together: Run) -> Check:
+    """Compares the logits of every request of `together` with the run of it alone, step by step for
+    as long as both have drawn the same tokens; tells the first step that differs."""
+    worst, num_rows, firsts = 0.0, 0, list[int]()
+    for request, histories in enumerate(together.tokens):
+        expected, [history] = alone[request].tokens[0][0], histories
+        rows = zip(_in_order(alone[request], 0), _in_order(together, request), strict=True)
+        for step, (a, b) in enumerate(rows):
+            if expected[:step] != history[:step]:
                 break
             num_rows += 1
             if a.tobytes() != b.tobytes():
                 worst = max(worst, _distance(a, b))
-                first = step if first is None else min(first, step)
+                firsts.append(step)
     told = f"max |Δ| {worst:.3g} over {num_rows} steps"
-    if first is not None:
-        told += f"; the first {first} steps of every request are right, then they part"
-    return Check(name, first is None and cached.tokens == anew.tokens, told)
+    if firsts:
+        told += f"; the first that differs is number {min(firsts) + 1}"
+    return Check(name, not firsts, told)
 
 
 def _in_order(run: Run, request: int) -> list[Logits]:
@@ -561,24 +572,26 @@ def _measure_memory(lab: Lab, found: Findings) -> None:
     found.tables.append(
         Table(
             "memory",
-            ["varied", "L", "K", "D", "S", "formula MiB", "in blocks MiB", "measured MiB",
+            ["varied", "L", "K", "D", "S", "formula MiB", "allocated MiB", "measured MiB",
              "measured ÷ formula"],
             [
                 [what, s.layers, s.kv_heads, s.head_dim, s.positions, _mib(s.formula_bytes),
-                 _mib(s.in_blocks_bytes), _mib(measured[s]), _share(measured[s], s.formula_bytes)]
+                 _mib(s.allocated_bytes), _mib(measured[s]), _share(measured[s], s.formula_bytes)]
                 for what, s in rows
             ],
-            "Anonymous memory of a fresh process, before and after every position of a pool was "
-            "written; bf16, check values f16. In blocks of 16 positions the last may be part empty.",
+            "Measured: anonymous memory of a fresh process, before a pool was allocated and after "
+            "every position of it was written; bf16, check values f16. Allocated: whole blocks of "
+            "16 positions, each an odd number of pages long.",
         )
     )  # fmt: skip
     shares = [taken / s.formula_bytes for s, taken in measured.items() if taken is not None]
-    blocks = [taken / s.in_blocks_bytes for s, taken in measured.items() if taken is not None]
+    blocks = [taken / s.allocated_bytes for s, taken in measured.items() if taken is not None]
     found.conclude(
-        f"{len(shares)} caches of {min(shares):.3f} … {max(shares):.3f} × the formula; counted in "
-        f"whole blocks {min(blocks):.3f} … {max(blocks):.3f}. Memory is proportional to layers, KV "
-        f"heads and context, and to nothing else.",
-        max(blocks) < 1.02 and min(blocks) > 0.99,
+        f"{len(shares)} written caches took {min(shares):.3f} … {max(shares):.3f} × the formula; "
+        f"of what their blocks should take with the pages between them "
+        f"{min(blocks):.3f} … {max(blocks):.3f} ×. So memory is proportional to layers, KV heads "
+        f"and context.",
+        max(blocks) < 1.01 and min(blocks) > 0.99,
     )
     _draw_memory(lab, shapes, measured)
 
