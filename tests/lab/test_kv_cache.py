@@ -37,9 +37,9 @@ def test_the_formula_is_what_the_cost_interpreter_counts() -> None:
 
 def test_a_written_cache_takes_what_the_formula_says() -> None:
     with FreshProcesses(["headrace.lab.kv_memory"]) as fresh:
-        for shape in (KVShape(4, 4, 64, 2000), KVShape(2, 3, 64, 8000, KVFormat.F32)):
+        for shape in (KVShape(4, 4, 64, 4000), KVShape(2, 3, 64, 16000, KVFormat.F32)):
             taken = fresh.call(write_cache, shape)
-            assert taken == pytest.approx(shape.allocated_bytes, rel=0.01)
+            assert taken == pytest.approx(shape.allocated_bytes, abs=300_000)
             pages = 2 * 4096 * shape.positions / BLOCK  # at most so many lie between the blocks
             assert 0 <= shape.allocated_bytes - shape.formula_bytes <= pages
 

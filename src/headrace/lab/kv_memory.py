@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from dataclasses import dataclass
 
@@ -100,6 +101,7 @@ def _written(shape: KVShape) -> int:
     model = NativeModel(program, max_tokens=16, max_requests=1, num_threads=1)
     num_blocks = ceil_div(shape.positions, BLOCK)
     data = np.ones(BLOCK * shape.formula_bytes // shape.positions, np.uint8)
+    gc.collect()  # nothing of what came before may be given back meanwhile
     before = anonymous_bytes()
     model.allocate_kv([num_blocks], BLOCK, shape.format)
     for number in range(num_blocks):
