@@ -2,6 +2,9 @@
 export default {
   template: `<div class="hr-flow" aria-live="off"></div>`,
   methods: {
+    clear() {
+      this.$el.replaceChildren();
+    },
     append(text) {
       const page = document.scrollingElement;
       const follows = page.scrollHeight - page.scrollTop - page.clientHeight < 120;

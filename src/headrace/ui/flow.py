@@ -22,3 +22,8 @@ class Flow(Element, component="flow.js"):
         if text:
             self.run_method("append", text)
         return bool(text)
+
+    def empty(self) -> None:
+        """Takes away what is there."""
+        self._waiting.clear()
+        self.run_method("clear")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from headrace.ui.pages import chat, inspector
+from headrace.ui.pages import chat, inspector, sampling
 from headrace.ui.shell import Page
 
 PAGES: tuple[Page, ...] = (
     Page("chat", "/", "Chat", "chat_bubble_outline", chat.build),
     Page("inspector", "/inspector", "Token inspector", "troubleshoot", inspector.build),
+    Page("sampling", "/sampling", "Sampling", "casino", sampling.build),
 )

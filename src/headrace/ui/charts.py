@@ -1,0 +1,95 @@
+"""Charts: the options that all of a page's charts share, and lines. Pure: dicts for ECharts.
+
+Series differ by colour (Okabe and Ito's palette), by dashes and by the shape of their points. Texts
+go only into values: the framework runs a *key* that begins with a colon as a script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: Readable on light and dark ground, and told apart without colour vision.
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6d00")
+DASHES = ("solid", "dashed", "dotted", "solid", "dashed", "dotted", "solid")
+SYMBOLS = ("circle", "rect", "triangle", "diamond", "roundRect", "pin", "arrow")
+#: For text and lines: a contrast of 4.5 on both grounds.
+GREY = "#76808a"
+_FAINT = "rgba(128, 138, 148, 0.25)"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One series: x ascending; None as y breaks the line."""
+
+    name: str
+    points: Sequence[tuple[float, float | None]]
+
+
+def axis(name: str, *, log: bool = False, **more: Any) -> dict[str, Any]:
+    """An axis of numbers. more: ECharts' own, as min and max."""
+    return {
+        "type": "log" if log else "value",
+        "name": name,
+        "nameLocation": "middle",
+        "nameGap": 26,
+        "nameTextStyle": {"color": GREY, "fontSize": 12},
+        "axisLabel": {"color": GREY, "fontSize": 11, "hideOverlap": True},
+        "axisLine": {"lineStyle": {"color": GREY}},
+        "splitLine": {"lineStyle": {"color": _FAINT}},
+        "minorSplitLine": {"show": False},
+        **more,
+    }
+
+
+def base(x: Mapping[str, Any], y: Mapping[str, Any]) -> dict[str, Any]:
+    """A chart without series. It does not move: numbers change too often for that."""
+    return {
+        "animation": False,
+        "color": list(PALETTE),
+        "backgroundColor": "transparent",
+        "grid": {"left": 56, "right": 16, "top": 34, "bottom": 44},
+        "legend": {"top": 0, "textStyle": {"color": GREY, "fontSize": 12}, "icon": "roundRect"},
+        "tooltip": {"trigger": "axis", "renderMode": "richText", "confine": True},
+        "xAxis": dict(x),
+        "yAxis": {**y, "nameGap": 42},
+        "series": [],
+        "aria": {"enabled": True},
+    }
+
+
+def line(number: int, one: Line, *, points: bool = False, **more: Any) -> dict[str, Any]:
+    """The series of a line; number: its place in the chart, which gives its look."""
+    look = number % len(PALETTE)
+    return {
+        "type": "line",
+        "name": one.name,
+        "data": [[x, y] for x, y in one.points],
+        "showSymbol": points,
+        "symbol": SYMBOLS[look],
+        "symbolSize": 6,
+        "lineStyle": {"width": 2, "type": DASHES[look]},
+        **more,
+    }
+
+
+def lines(
+    x: Mapping[str, Any], y: Mapping[str, Any], series: Sequence[Line], *, points: bool = False
+) -> dict[str, Any]:
+    """A chart of lines; one line alone needs no legend."""
+    chart = base(x, y)
+    chart["series"] = [line(number, one, points=points) for number, one in enumerate(series)]
+    chart["legend"]["show"] = len(series) > 1
+    return chart
+
+
+def mark(x: float, text: str) -> dict[str, Any]:
+    """An upright line at x, for the `markLine` of a series."""
+    return {
+        "silent": True,
+        "symbol": "none",
+        "lineStyle": {"color": GREY, "type": "dashed", "width": 1.5},
+        "label": {"formatter": text, "color": GREY, "position": "end"},
+        "data": [{"xAxis": x}],
+    }

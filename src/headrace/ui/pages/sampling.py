@@ -1,0 +1,275 @@
+"""Sampling: what each parameter keeps at one position, and what comes of it, side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from nicegui import ui
+
+from headrace.ui import charts, curves
+from headrace.ui.branch import Branch, grow, prompt_ids
+from headrace.ui.controls import slider
+from headrace.ui.flow import Flow
+from headrace.ui.resample import Known
+from headrace.ui.shell import Frame
+from headrace.ui.talk import Account
+from headrace.ui.traces import Token
+
+#: Named candidates of the one position: so many that nearly every curve is exact.
+NUM_NAMED = 1000
+#: The grid: temperatures down, filters across.
+TEMPERATURES = (0.0, 0.7, 1.2, 2.0)
+FILTERS: tuple[tuple[str, dict[str, float]], ...] = (
+    ("nothing removed", {}),
+    ("top-p 0.9", {"top_p": 0.9}),
+    ("min-p 0.1", {"min_p": 0.1}),
+)
+GRID_TOKENS = 48
+
+
+async def build(frame: Frame) -> None:
+    """The page."""
+    _Sampling(frame).build()
+
+
+@dataclass(slots=True)
+class _Cell:
+    """One output of the grid."""
+
+    flow: Flow
+    facts: ui.label
+    ids: list[int] = field(default_factory=list)
+    account: Account = field(default_factory=Account)
+
+
+class _Sampling:
+    """One position and one grid in one open page."""
+
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+        self._temperature = 1.0
+        self._branch: Branch | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._cells: list[_Cell] = []
+
+    def build(self) -> None:
+        with ui.element("section").classes("hr-card").props('aria-label="Prompt"'):
+            self._build_prompt()
+        with ui.element("section").classes("hr-card").props('aria-label="Next token"'):
+            self._build_position()
+        with ui.element("section").classes("hr-card").props('aria-label="Outputs"'):
+            self._build_grid()
+        self._frame.every(1, self._flush)
+
+    def _build_prompt(self) -> None:
+        self._prompt = ui.textarea("Text so far", value="The best thing about rain is")
+        self._prompt.props("outlined dense autogrow").style("width: 100%")
+        with ui.element("div").classes("hr-row"):
+            self._as_chat = ui.toggle({False: "as plain text", True: "as a chat"}, value=False)
+            self._as_chat.props("no-caps dense unelevated toggle-color=primary padding='4px 10px'")
+            ui.element("div").style("flex: 1")
+            self._stop_button = _button("Stop", "stop", self._stop)
+            self._stop_button.props("outline").set_visibility(False)
+            self._buttons = [
+                _button("Look at the next token", "visibility", self._look),
+                _button("Draw it and go on", "skip_next", self._step),
+                _button("Fill the grid", "grid_view", self._fill),
+            ]
+            self._buttons[1].disable()
+
+    def _build_position(self) -> None:
+        ui.label("The next token").classes("hr-title")
+        self._about = ui.label("Nothing is looked at yet.").classes("hr-soft").props("role=status")
+        slider("Temperature", 0.1, 5.0, 0.05, self._temperature, self._warm)
+        with ui.element("div").classes("hr-charts"):
+            self._entropy = _chart("Entropy over temperature, nats")
+            self._by_top_p = _chart("Candidates left over top-p")
+            self._by_min_p = _chart("Candidates left over min-p")
+            self._by_top_k = _chart("Mass of the first k")
+        self._draw(None)
+
+    def _build_grid(self) -> None:
+        ui.label("Outputs side by side").classes("hr-title")
+        ui.label(
+            f"The same prompt, {GRID_TOKENS} tokens each, all at once. distinct-2: different pairs "
+            "of tokens as a share of all pairs; a text that repeats itself has few."
+        ).classes("hr-soft")
+        with ui.element("div").classes("hr-scroll"), ui.element("table").classes("hr-grid"):
+            with ui.element("thead"), ui.element("tr"):
+                with ui.element("th"):
+                    ui.label("temperature")
+                for name, _ in FILTERS:
+                    with ui.element("th").props("scope=col"):
+                        ui.label(name)
+            with ui.element("tbody"):
+                for temperature in TEMPERATURES:
+                    self._build_row(temperature)
+
+    def _build_row(self, temperature: float) -> None:
+        with ui.element("tr"):
+            with ui.element("th").props("scope=row"):
+                ui.label(f"{temperature:g}" if temperature else "0 (greedy)")
+            for _ in FILTERS:
+                with ui.element("td"):
+                    flow = Flow()
+                    self._cells.append(_Cell(flow, ui.label("").classes("hr-soft")))
+
+    # ---- one position -------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        self._start(self._look_at(None))
+
+    def _step(self) -> None:
+        if self._branch is not None and self._branch.tokens:
+            self._start(self._look_at(self._branch))
+
+    async def _look_at(self, before: Branch | None) -> None:
+        """The distribution after the prompt, or after what was drawn before."""
+        if before is None:
+            text, as_chat = self._prompt.value or "", bool(self._as_chat.value)
+            ids = await prompt_ids(self._frame.backend, text, as_chat)
+            branch = Branch(ids)
+        else:
+            ids = (*before.prompt, *(token.id for token in before.tokens))
+            branch = Branch(ids)
+        body = branch.body({"temperature": self._temperature, "max_tokens": 1}, NUM_NAMED)
+        async with contextlib.aclosing(grow(self._frame.backend, branch, body)) as tokens:
+            async for _ in tokens:
+                pass
+        if before is not None:
+            self._prompt.value = f"{self._prompt.value or ''}{before.text}"
+        self._branch = branch
+        self._draw(branch.tokens[0] if branch.tokens else None)
+
+    def _warm(self, temperature: float) -> None:
+        self._temperature = temperature
+        if self._branch is not None and self._branch.tokens:
+            self._draw(self._branch.tokens[0])
+
+    def _draw(self, token: Token | None) -> None:
+        known = token.known if token else None
+        if token is not None:
+            self._buttons[1].enable()
+            self._about.text = _story(token, known)
+        t = self._temperature
+        line = [curves.entropy(known)] if known else []
+        entropy = charts.lines(charts.axis("temperature"), charts.axis("nats"), line)
+        if known:
+            entropy["series"][0]["markLine"] = charts.mark(t, f"T = {t:g}")
+        _show(self._entropy, entropy)
+        left = charts.axis("candidates", log=True, min=1)
+        for chart, name, make in (
+            (self._by_top_p, "top-p", curves.kept_by_top_p),
+            (self._by_min_p, "min-p", curves.kept_by_min_p),
+        ):
+            _show(chart, charts.lines(charts.axis(name), left, [make(known, t)] if known else []))
+        mass = [curves.mass_of_top_k(known, t)] if known else []
+        _show(self._by_top_k, charts.lines(charts.axis("k", log=True),
+                                           charts.axis("mass", max=1, min=0), mass))  # fmt: skip
+
+    # ---- the grid -----------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        for cell in self._cells:
+            cell.flow.empty()
+            cell.facts.text = "waiting…"
+            cell.ids.clear()
+            cell.account = Account()
+        self._start(self._fill_all())
+
+    async def _fill_all(self) -> None:
+        text, as_chat = self._prompt.value or "", bool(self._as_chat.value)
+        ids = await prompt_ids(self._frame.backend, text, as_chat)
+        wishes = [
+            {"temperature": temperature, **removed}
+            for temperature in TEMPERATURES
+            for _, removed in FILTERS
+        ]
+        work = [self._fill_one(cell, ids, wish)
+                for cell, wish in zip(self._cells, wishes, strict=True)]  # fmt: skip
+        results = await asyncio.gather(*work, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _fill_one(self, cell: _Cell, ids: tuple[int, ...], wish: dict[str, float]) -> None:
+        body: dict[str, Any] = {
+            "prompt": list(ids),
+            "add_special_tokens": False,
+            "return_token_ids": True,
+            "max_tokens": GRID_TOKENS,
+            **wish,
+        }
+        try:
+            stream = self._frame.backend.stream("/v1/completions", body)
+            async with contextlib.aclosing(stream) as events:
+                async for event in events:
+                    cell.flow.add(cell.account.read(event))
+                    for choice in event.get("choices") or ():
+                        cell.ids.extend(choice.get("token_ids") or ())
+        finally:
+            if not self._frame.client.is_deleted:
+                share = curves.distinct(cell.ids, 2)
+                told = "" if share is None else f" · distinct-2 {share:.2f}"
+                cell.facts.text = f"{cell.account.num_tokens} tokens{told}"
+
+    def _flush(self) -> None:
+        for cell in self._cells:
+            cell.flow.flush()
+
+    # ---- one thing at a time ------------------------------------------------------------------
+
+    def _start(self, work: Any) -> None:
+        if self._running is not None and not self._running.done():
+            work.close()
+            return
+        self._frame.be_quiet()
+        self._running = self._frame.run(work)
+        self._running.add_done_callback(lambda _: self._show_busy(False))
+        self._show_busy(True)
+
+    def _stop(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+
+    def _show_busy(self, busy: bool) -> None:
+        if self._frame.client.is_deleted:
+            return
+        self._stop_button.set_visibility(busy)
+        for button in self._buttons:
+            button.set_visibility(not busy)
+
+
+def _story(token: Token, known: Known | None) -> str:
+    if known is None:
+        return "This server's traces hold too little for these curves."
+    likely = ", ".join(
+        f"{token.text_of(one)!r} {p:.1%}"
+        for one, p in zip(token.shots[0].ids[:5], token.shots[0].probabilities[:5], strict=True)
+    )
+    return (
+        f"Of {known.num_candidates:,} candidates, the model's first: {likely}. Drawn: "
+        f"{token.text!r}. Curves end where the trace, which names {len(known.ids):,}, does not "
+        "tell the number."
+    )
+
+
+def _button(text: str, icon: str, action: Callable[[], None]) -> ui.button:
+    return ui.button(text, on_click=action, color=None).props(f"no-caps flat icon={icon}")
+
+
+def _chart(title: str) -> ui.echart:
+    with ui.element("figure").style("margin: 0; min-width: 0"):
+        with ui.element("figcaption").classes("hr-soft"):
+            ui.label(title)
+        return ui.echart({}).classes("hr-chart")
+
+
+def _show(chart: ui.echart, options: dict[str, Any]) -> None:
+    chart.options.clear()
+    chart.options.update(options)
+    chart.update()
