@@ -7,7 +7,7 @@ import pytest
 from toy import FULL, window_group
 
 from headrace.engine.blocks import BlockManager, SequenceBlocks
-from headrace.engine.contiguous import ContiguousBlockManager
+from headrace.engine.contiguous import ContiguousBlockManager, GrowingBlockManager
 from headrace.engine.sizing import peak_blocks, plan_pools
 from headrace.errors import CapacityError
 from headrace.ops.kv import KVFormat
@@ -161,6 +161,56 @@ def test_contiguous_fork_copies() -> None:
     assert b.held(0) == [3, 4, 5]
     assert manager.take_copies() == [(0, 0, 3), (0, 1, 4)]
     assert manager.fork(a, 5, 12) is None
+
+
+def test_growing_doubles_and_moves_where_the_neighbour_is_in_the_way() -> None:
+    manager = GrowingBlockManager([FULL], [12], 4, 64)
+    a, b = opened(manager), opened(manager)
+    manager.extend(a, 0, 8)
+    manager.extend(b, 0, 4)
+    assert (a.held(0), b.held(0)) == ([0, 1], [2])
+    assert manager.fit(a, 8, 100) == 28  # behind b, not around it
+    manager.extend(a, 8, 1)
+    assert a.held(0) == [3, 4, 5, 6]
+    assert manager.take_copies() == [(0, 1, 4), (0, 0, 3)]
+    manager.extend(b, 4, 1)
+    assert b.held(0) == [0, 1]  # block 3 is in the way; what a left is free
+    assert manager.take_copies() == [(0, 2, 0)]
+    manager.check([a, b])
+
+
+def test_growing_moves_over_itself_without_losing_a_block() -> None:
+    manager = GrowingBlockManager([FULL], [8], 4, 32)
+    first, a = opened(manager), opened(manager)
+    manager.extend(first, 0, 8)
+    manager.extend(a, 0, 12)
+    assert a.held(0) == [2, 3, 4]
+    manager.close(first)
+    assert manager.fit(a, 12, 20) == 20  # alone it can have the whole pool
+    manager.extend(a, 12, 20)
+    assert a.held(0) == list(range(8))
+    memory = ["", "", "x", "y", "z", "", "", ""]
+    for _, source, target in manager.take_copies():
+        memory[target] = memory[source]
+    assert memory[:3] == ["x", "y", "z"]
+    manager.check([a])
+
+
+def test_growing_to_the_right_copies_the_last_block_first() -> None:
+    manager = GrowingBlockManager([FULL], [7], 4, 64)
+    a, b = opened(manager), opened(manager)
+    manager.extend(a, 0, 4)
+    manager.extend(b, 0, 4)
+    manager.close(a)
+    manager.extend(b, 4, 20)
+    assert b.held(0) == list(range(1, 7))  # in place
+    c = manager.fork(b, 3, 64)
+    assert c is not None
+    assert c.held(0) == [0]
+    assert manager.take_copies() == [(0, 1, 0)]
+    assert manager.fork(b, 3, 64) is None
+    assert manager.fit(c, 3, 5) == 1  # the rest of its block
+    manager.check([b, c])
 
 
 def test_check_finds_what_it_is_there_for() -> None:

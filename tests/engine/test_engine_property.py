@@ -251,7 +251,10 @@ def test_paged(pair: tuple[ToyModel, Engine], steps: list[tuple[Any, ...]]) -> N
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-@given(engines([Allocator.CONTIGUOUS, Allocator.NONE]), st.lists(actions, max_size=10))
+@given(
+    engines([Allocator.CONTIGUOUS, Allocator.GROWING, Allocator.NONE]),
+    st.lists(actions, max_size=10),
+)
 def test_other_allocators(pair: tuple[ToyModel, Engine], steps: list[tuple[Any, ...]]) -> None:
     run = Run(*pair)
     play(run, steps)
@@ -264,7 +267,10 @@ def test_other_allocators(pair: tuple[ToyModel, Engine], steps: list[tuple[Any, 
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(
-    engines([Allocator.PAGED, Allocator.PAGED, Allocator.CONTIGUOUS], speculates=True),
+    engines(
+        [Allocator.PAGED, Allocator.PAGED, Allocator.CONTIGUOUS, Allocator.GROWING],
+        speculates=True,
+    ),
     st.lists(actions, max_size=14),
 )
 def test_no_drafter_changes_a_text(

@@ -162,6 +162,7 @@ def test_allocators_and_policies_agree(smol: LLM) -> None:
     want = [facts(r.outputs[0]) for r in smol.generate(PROMPTS, GREEDY)]
     for options in (
         {"kv_allocator": "contiguous"},
+        {"kv_allocator": "growing"},
         {"kv_allocator": "none"},
         {"batching": "static"},
         {"block_size": 64},

@@ -149,7 +149,8 @@ def a_job(rng: Random, number: int) -> tuple[Job, Rule | None]:
 
 def small_engine(model: ToyModel, rng: Random) -> Engine:
     """Little more memory than one long request needs."""
-    allocator = rng.choice([*[Allocator.PAGED] * 4, Allocator.CONTIGUOUS, Allocator.NONE])
+    others = [Allocator.CONTIGUOUS, Allocator.GROWING, Allocator.NONE]
+    allocator = rng.choice([*[Allocator.PAGED] * 4, *others])
     block_size, slack = rng.choice([1, 3, 4, 16]), rng.choice([0, 0, 1, 4])
     frees = allocator is Allocator.PAGED
     return make_engine(

@@ -83,7 +83,7 @@ def generate(
     block_size: o.BlockSize = 16,
     max_num_batched_tokens: o.ChunkTokens = None,
     kv_allocator: Annotated[
-        str, typer.Option(help="KV allocation: paged, contiguous or none.")
+        str, typer.Option(help="KV allocation: paged, contiguous, growing or none.")
     ] = "paged",
     offline: o.Offline = False,
     stats: o.Stats = False,

@@ -47,6 +47,7 @@ class Allocator(Enum):
 
     PAGED = "paged"  # blocks on demand, shared prefixes
     CONTIGUOUS = "contiguous"  # one run of blocks per sequence, reserved to its maximum
+    GROWING = "growing"  # one run of blocks per sequence, doubled and moved when it is full
     NONE = "none"  # no cache: every step computes the whole history on throw-away blocks
 
 

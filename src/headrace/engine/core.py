@@ -23,7 +23,7 @@ from headrace.engine.admission import Vocabulary, check_request, max_num_tokens,
 from headrace.engine.blocks import BlockManager, KVUsage
 from headrace.engine.config import Allocator, EngineConfig
 from headrace.engine.constraint import Constraint
-from headrace.engine.contiguous import ContiguousBlockManager
+from headrace.engine.contiguous import ContiguousBlockManager, GrowingBlockManager
 from headrace.engine.copies import make_copies
 from headrace.engine.drawing import Drawing
 from headrace.engine.generation import Generation, Request, generation_of
@@ -138,6 +138,8 @@ class Engine:
         args = (executor.kv_groups, pools, config.block_size, config.max_model_len)
         if config.kv_allocator is Allocator.CONTIGUOUS:
             return ContiguousBlockManager(*args)
+        if config.kv_allocator is Allocator.GROWING:
+            return GrowingBlockManager(*args)
         return self.manager_type(*args, frees_window=config.kv_allocator is Allocator.PAGED)
 
     def _make_speculator(self, draft: Drafter | None) -> Speculator:

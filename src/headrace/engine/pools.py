@@ -115,11 +115,30 @@ class RunPool(BlockPool):
         """Blocks of a free run, each now with one holder. find_run said that there is one."""
         start = self.find_run(length)
         assert start >= 0, "take_run without a free run"
+        return self._take(start, length)
+
+    def _take(self, start: int, length: int) -> range:
         run = range(start, start + length)
         for block in run:
             self.ref_counts[block] = 1
             self._used[block] = 1
         return run
+
+    def longest_run(self, own: range) -> int:
+        """Blocks of the longest run that could be had by whoever gives up `own`."""
+        used = self._used[:]
+        used[own.start : own.stop] = bytes(len(own))
+        return max(map(len, used.split(b"\1")))
+
+    def move_run(self, own: range, length: int) -> range:
+        """Gives up `own` for a run of `length` blocks, at the same place if that is possible.
+        longest_run(own) said that there is one."""
+        for block in own:
+            self.release(block)
+        same = self._used[own.start : own.start + length]
+        if own and len(same) == length and not any(same):
+            return self._take(own.start, length)
+        return self.take_run(length)
 
     def release(self, block: int) -> None:
         assert self.ref_counts[block] == 1, "release of a free block"
