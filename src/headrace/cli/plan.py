@@ -6,11 +6,20 @@ import json
 import os
 import shutil
 import sys
-from typing import Annotated
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.cli import options as o
+from headrace.cli.live import LiveLine
+
+if TYPE_CHECKING:
+    from headrace.limits.estimate import Calibration
+    from headrace.limits.plan import Question
+
+MAX_CALIBRATION_BYTES = 1 << 20
 
 
 def plan(
@@ -79,9 +88,14 @@ def plan(
     ] = False,
     calibrate: Annotated[
         bool,
-        typer.Option("--calibrate", help="Measure what this machine's kernels reach (a minute), so "
-                     "that its times are estimates instead of bounds."),
+        typer.Option("--calibrate", help="Measure what this machine's kernels reach (under a "
+                     "minute): its times are then estimates instead of bounds."),
     ] = False,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", show_default=False,
+                     help="Use the calibration of this file; with --calibrate, write it there."),
+    ] = None,
     listed: Annotated[
         bool, typer.Option("--list", help="List the known models and hardware, and their sources.")
     ] = False,
@@ -124,6 +138,8 @@ def plan(
         settings=setting or (),
         formula=formula,
     )
+    if calibrate or calibration is not None:
+        question = replace(question, calibration=_calibration(question, calibrate, calibration))
     table = answer(question)
     sections = explain(question, table.rows) if why else ()
     if form == "json":
@@ -145,6 +161,35 @@ def plan(
         typer.echo(report.text(table, width, style))
         if why:
             typer.echo(report.explained(sections, width, style))
+
+
+def _calibration(question: Question, measure: bool, file: Path | None) -> Calibration:
+    """Measured now, in the formats of the question's model, or read from the file."""
+    from headrace.bench.host import busy_cpu_s, cpu_name
+    from headrace.errors import UsageError
+    from headrace.formats.files import read_small_file
+    from headrace.formats.safetensors_header import parse_json_object
+    from headrace.limits.calibrate import Host, calibrate
+    from headrace.limits.estimate import Calibration
+    from headrace.quant.formats import FORMATS
+
+    if not any(h.measured for h in question.hardware):
+        raise UsageError("A calibration is one of this machine: add local to --hardware.")
+    if not measure:
+        assert file is not None
+        values = parse_json_object(read_small_file(file, MAX_CALIBRATION_BYTES), str(file))
+        return Calibration.from_dict(values, str(file))
+    used = {w.format.name for w in question.model.program.weights.values() if len(w.shape) > 1}
+    wanted = [name for name in FORMATS if name in used] or ["BF16"]
+    with LiveLine(sys.stderr) as line:
+        found = calibrate(
+            Host(cpu_name(), busy_cpu_s),
+            formats=wanted,
+            notice=lambda text, done: line.show(f"{text} ({done:.0%})"),
+        )
+    if file is not None:
+        file.write_text(json.dumps(found.to_dict(), indent=2) + "\n", encoding="utf-8")
+    return found
 
 
 def _colours() -> bool:

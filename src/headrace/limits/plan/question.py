@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from headrace.errors import UsageError
+from headrace.limits.estimate import Calibration
 from headrace.limits.plan import formats
 from headrace.limits.plan.hardware import Hardware, find_hardware, load_hardware
 from headrace.limits.plan.local import local_hardware
@@ -20,9 +20,6 @@ from headrace.limits.plan.words import parse_count, parse_counts, parse_duration
 from headrace.limits.rates import MachineRates
 from headrace.models.fields import MAX_CONTEXT
 from headrace.ops.kv import KVElement, KVFormat
-
-if TYPE_CHECKING:
-    from headrace.limits.estimate import Calibration
 
 #: The context where none is given, if the model has as much.
 DEFAULT_CONTEXT = 8192

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from headrace.limits.bound import Peaks, bound
+from headrace.limits.estimate import Calibration, estimate
 from headrace.limits.plan.formats import FP8, INT4, MXFP4, NVFP4
 from headrace.limits.plan.hardware import Hardware
 from headrace.limits.rates import MachineRates
@@ -22,9 +23,6 @@ from headrace.limits.step_limits import StepLimits
 from headrace.ops.cost import CostModel
 from headrace.ops.counts import Chunk, StepCost, visible_before, visible_pairs
 from headrace.quant.formats import NumberFormat
-
-if TYPE_CHECKING:
-    from headrace.limits.estimate import Calibration
 
 #: Runs of more steps are sampled.
 MAX_EXACT_STEPS = 128
@@ -76,8 +74,6 @@ class EstimateClock:
         self._costs, self._rates, self._calibration = costs, rates, calibration
 
     def seconds(self, step: Step) -> float:
-        from headrace.limits.estimate import estimate
-
         return estimate(self._costs.step(chunks_of(step)), self._rates, self._calibration)
 
 

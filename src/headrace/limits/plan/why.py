@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headrace.limits.bound import Peaks, bound
+from headrace.limits.estimate import Calibration, parts_of
 from headrace.limits.plan.paper import Paper
 from headrace.limits.plan.question import Question
-from headrace.limits.plan.table import Planner, Row, peak_of
+from headrace.limits.plan.table import Planner, Row, Times, peak_of
 from headrace.limits.plan.times import (
     Load,
     Step,
@@ -222,10 +223,10 @@ def _program_times(planner: Planner, row: Row, rates: MachineRates) -> Iterator[
     contexts = decode_contexts(load)
     step = f"a step that generates, at {contexts[1]:,} positions each"
     yield from _step(step, costs, decode_step(load), rates)
-    estimated = planner.question.calibration is not None and row.hardware.measured
-    if estimated:
-        yield from _estimated(planner, row, load, rates)
-    elif contexts[0] != contexts[2]:
+    calibration = planner.question.calibration if row.hardware.measured else None
+    if calibration is not None:
+        yield from _estimated(decode_step(load), costs, rates, calibration)
+    if contexts[0] != contexts[2]:
         yield Line(
             "TPOT",
             "mean over the output (Simpson)",
@@ -233,42 +234,37 @@ def _program_times(planner: Planner, row: Row, rates: MachineRates) -> Iterator[
             shown_s(row.times.tpot_s),
         )
     if row.times.prefill_s is not None:
-        yield from _prompts(load, row, costs, rates)
+        first = prompt_step(load)
+        what = f"the first step of a prompt, {first[0].num_new:,} tokens"
+        yield from _step(what, costs, first, rates)
+        if calibration is not None:
+            yield from _estimated(first, costs, rates, calibration)
+        yield from _prompts(load, row.times)
     yield from _rates(row)
 
 
-def _estimated(planner: Planner, row: Row, load: Load, rates: MachineRates) -> Iterator[Line]:
-    from headrace.limits.estimate import parts_of
-
-    calibration = planner.question.calibration
-    assert calibration is not None
-    step = planner.costs(row.hardware).step(chunks_of(decode_step(load)))
-    for part in parts_of(step, rates, calibration):
-        if part.share is not None:
-            numbers = f"{shown_s(part.roof_s)} ÷ {part.share:.2f} + {shown_s(part.fixed_s)}"
-            yield Line(f"  {part.name} × {part.count}", "roof ÷ share + fixed", numbers,
-                       shown_s(part.seconds))  # fmt: skip
-        else:
-            yield Line(f"  {part.name} × {part.count}", "fixed", "", shown_s(part.seconds))
-    yield Line(
-        "TPOT",
-        "the sum of these parts",
-        "",
-        shown_s(None if row.times is None else row.times.tpot_s),
-    )
+def _estimated(
+    step: Step, costs: CostModel, rates: MachineRates, calibration: Calibration
+) -> Iterator[Line]:
+    """The parts of a calibrated estimate (limits/estimate.py)."""
+    parts = parts_of(costs.step(chunks_of(step)), rates, calibration)
+    for part in parts:
+        what = f"  {part.name} × {part.count:,}"
+        if part.share is None:
+            yield Line(what, "fixed", "", shown_s(part.seconds))
+            continue
+        numbers = f"{shown_s(part.roof_s)} ÷ {part.share:.2g} + {shown_s(part.fixed_s)}"
+        yield Line(what, "roof ÷ share that is reached + fixed", numbers, shown_s(part.seconds))
+    yield Line("  estimate", "the sum of these", "", shown_s(sum(p.seconds for p in parts)))
 
 
-def _prompts(load: Load, row: Row, costs: CostModel, rates: MachineRates) -> Iterator[Line]:
-    assert row.times is not None
-    first = prompt_step(load)
+def _prompts(load: Load, times: Times) -> Iterator[Line]:
     num_steps = -(-load.prompt // load.budget)
-    new = first[0].num_new
-    yield from _step(f"the first step of a prompt, {new:,} tokens", costs, first, rates)
     yield Line(
         "TTFT alone",
         f"steps of at most {load.budget:,} tokens",
         f"{num_steps:,} for {load.prompt:,} tokens",
-        shown_s(row.times.prefill_s),
+        shown_s(times.prefill_s),
     )
     if load.concurrency > 1:
         others = load.concurrency - 1
@@ -276,14 +272,14 @@ def _prompts(load: Load, row: Row, costs: CostModel, rates: MachineRates) -> Ite
             "TTFT of one that joins",
             "the same with the others' tokens in every step",
             f"{load.budget:,} − {others:,} prompt tokens a step",
-            shown_s(row.times.joining_s),
+            shown_s(times.joining_s),
         )
         total = load.concurrency * load.prompt
         yield Line(
             "TTFT of all at once, mean",
             "prompts in order; who is done generates meanwhile",
             f"{load.concurrency:,} × {load.prompt:,} = {total:,} prompt tokens",
-            shown_s(row.times.ttft_s),
+            shown_s(times.ttft_s),
         )
 
 
