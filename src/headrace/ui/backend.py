@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from headrace.errors import EndpointError
+from headrace.ui.feed import Feed
 
 #: Seconds to connect, and for an answer that is no stream.
 CONNECT_S = 5.0
@@ -38,10 +39,12 @@ class BackendError(EndpointError):
 
 
 class Backend:
-    """A client of one server. url: without /v1; key: sent as a bearer token, kept in memory."""
+    """A client of one server. url: without /v1; key: sent as a bearer token, kept in memory. feed:
+    the server's snapshots, read once for all who follow."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
+        self.feed = Feed(self)
         self._http = httpx.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},

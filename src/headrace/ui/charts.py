@@ -93,3 +93,35 @@ def mark(x: float, text: str) -> dict[str, Any]:
         "label": {"formatter": text, "color": GREY, "position": "end"},
         "data": [{"xAxis": x}],
     }
+
+
+# ---- charts that grow, see live.py ---------------------------------------------------------------
+
+
+def over_time(y: Mapping[str, Any], names: Sequence[str], **more: Any) -> dict[str, Any]:
+    """Lines over time without points: `Live.rows` appends [ms, y of every line]."""
+    clock = axis("")
+    clock |= {"type": "time", "splitNumber": 4, "splitLine": {"show": False}}
+    clock["axisLabel"] = {**clock["axisLabel"], "formatter": "{HH}:{mm}:{ss}"}
+    chart = base(clock, y)
+    chart["grid"]["bottom"] = 26
+    chart["legend"] |= {"icon": None, "itemWidth": 34}  # a piece of the line: its dashes
+    chart["dataset"] = {"source": []}
+    chart["series"] = [
+        {key: value for key, value in line(number, Line(name, ())).items() if key != "data"}
+        | {"encode": {"x": 0, "y": number + 1}, **more}
+        for number, name in enumerate(names)
+    ]
+    return chart
+
+
+def bars(x: str, y: str, names: Sequence[str]) -> dict[str, Any]:
+    """Bars beside each other; their data comes later."""
+    chart = base({**axis(x), "type": "category", "splitLine": {"show": False}}, axis(y))
+    chart["series"] = [
+        {"type": "bar", "name": name, "data": [], "barCategoryGap": "15%"} for name in names
+    ]
+    chart["legend"]["show"] = len(names) > 1
+    if len(names) == 1:
+        chart["grid"]["top"] = 12
+    return chart

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from headrace.ui.pages import chat, inspector, sampling
+from headrace.ui.pages import chat, inspector, sampling, serving
 from headrace.ui.shell import Page
 
 PAGES: tuple[Page, ...] = (
     Page("chat", "/", "Chat", "chat_bubble_outline", chat.build),
     Page("inspector", "/inspector", "Token inspector", "troubleshoot", inspector.build),
     Page("sampling", "/sampling", "Sampling", "casino", sampling.build),
+    Page("serving", "/serving", "Serving", "monitor_heart", serving.build),
 )
