@@ -16,7 +16,7 @@ from __future__ import annotations
 import datetime
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -51,7 +51,8 @@ from headrace.ops.recording import Attend, Matmul, Op
 from headrace.quant.formats import FORMATS, Q4_0, NumberFormat
 
 #: Rows of a step, where kernels of linears change their way of working (docs/matmul.md).
-ROWS = (1, 2, 4, 8, 12, 16, 32, 64, 128, 512)
+FEW_ROWS, MANY_ROWS = (1, 2, 4, 8, 12, 16), (32, 64, 128, 512)
+MOST_ROWS = max(MANY_ROWS)
 HEAD_DIMS = (64, 128, 256)
 #: (sequences, new tokens of each, context) of attention's steps.
 ATTENTION = (
@@ -63,9 +64,10 @@ VOCABULARIES = (4096, 131_072)
 SEQUENCES = (1, 16)
 REPETITIONS = 3
 _BLOCK = 16
-#: Weights must not stay in the last-level cache from step to step.
-_CACHE_MULTIPLE = 2
-_LEAST_BYTES, _MOST_BYTES = 64 << 20, 512 << 20
+#: Weights, in last-level caches. Few rows wait for them, so they must come from memory: of twice
+#: the cache a part is still there in the next step. Many rows calculate.
+_FEW_MULTIPLE, _MANY_MULTIPLE = 8, 2
+_LEAST_BYTES, _MOST_BYTES = 64 << 20, 1 << 30
 _QUICK = Bursts(compute_s=0.003, num_compute=2, read_s=0.006, num_reads=2)
 #: A measurement repeats its step until it has seen so many seconds, at least twice.
 _ENOUGH_S = 0.012
@@ -102,18 +104,19 @@ def calibrate(
     quiet = _Quiet(host.busy_s)
     wanted = [FORMATS[name] for name in dict.fromkeys(formats)]
     jobs = len(wanted) + len(HEAD_DIMS) + 2
-    size = min(max(_CACHE_MULTIPLE * probe.llc_bytes, _LEAST_BYTES), _MOST_BYTES)
+    few, many = (_size(n * probe.llc_bytes) for n in (_FEW_MULTIPLE, _MANY_MULTIPLE))
     found: dict[str, dict[int, list[_Sum]]] = {}
     least: list[float] = []
     for done, fmt in enumerate(wanted):
         notice(f"timing {fmt.name} kernels", done / jobs)
-        _time_linears(fmt, size, probe, quiet, found, least)
+        for rows, size in ((FEW_ROWS, few), (MANY_ROWS, many)):
+            _time_linears(fmt, rows, size, probe, quiet, found, least)
     for done, head_dim in enumerate(HEAD_DIMS, len(wanted)):
         notice(f"timing attention with heads of {head_dim}", done / jobs)
-        _time_attention(head_dim, size, probe, quiet, found)
+        _time_attention(head_dim, many, probe, quiet, found)
     op_s = min(least)
     notice("timing the engine", (jobs - 2) / jobs)
-    step_s, sequence_s, logit_s = _engine_costs(size, probe, quiet)
+    step_s, sequence_s, logit_s = _engine_costs(many, probe, quiet)
     curves = {kind: _curve(by_rows, op_s) for kind, by_rows in found.items()}
     return Calibration(
         cpu=host.cpu,
@@ -146,6 +149,10 @@ def _curve(by_rows: dict[int, list[_Sum]], op_s: float) -> Curve:
         work = [(s.roof_s, max(s.seconds - s.count * op_s, s.seconds / 10)) for s in by_rows[n]]
         shares.append(median(roof / seconds for roof, seconds in work))
     return Curve(tuple(rows), tuple(shares))
+
+
+def _size(num_bytes: int) -> int:
+    return min(max(num_bytes, _LEAST_BYTES), _MOST_BYTES)
 
 
 class _Quiet:
@@ -182,7 +189,7 @@ class _Kernels:
         self._rates = self._quick()
         self._native = NativeModel(
             model,
-            max_tokens=max(ROWS),
+            max_tokens=MOST_ROWS,
             max_requests=max(sequences, 1),
             max_context=context,
             num_threads=probe.num_threads,
@@ -280,15 +287,16 @@ _Found = dict[str, dict[int, list[_Sum]]]
 
 def _time_linears(
     fmt: NumberFormat,
+    numbers: Sequence[int],
     size: int,
     probe: MachineProbe,
     quiet: _Quiet,
     found: _Found,
     least: list[float],
 ) -> None:
-    kernels = _Kernels(synthetic_model(Shape(), fmt, size), 1, max(ROWS), probe)
+    kernels = _Kernels(synthetic_model(Shape(), fmt, size), 1, MOST_ROWS, probe)
     for _ in range(REPETITIONS):
-        for rows, (sums, shortest) in quiet(lambda: [(n, kernels.time(1, n, n)) for n in ROWS]):
+        for rows, (sums, shortest) in quiet(lambda: [(n, kernels.time(1, n, n)) for n in numbers]):
             for kind in (linear_class(fmt.name), ROW_WISE):
                 found.setdefault(kind, {}).setdefault(rows, []).append(sums[kind])
             least.append(shortest)

@@ -1,8 +1,8 @@
 """Models made up to be timed: Llama's program, any shape, any number format, weights of no meaning.
 
 A kernel's time depends on shapes and formats, not on numbers, as long as these are ordinary ones: a
-few rows are drawn and quantised, and repeated to the matrix's size. So a machine can be calibrated
-without any model file.
+few rows are drawn and quantised, repeated to the matrix's size, and all layers have the same ones
+until they are packed. So a machine can be calibrated without any model file.
 """
 
 from __future__ import annotations
@@ -45,13 +45,12 @@ def synthetic_model(shape: Shape, number_format: NumberFormat, weight_bytes: int
     num_layers = max(2, round((weight_bytes - _bytes(outer)) / layer_bytes) + 1)
     outline = _outline(shape, number_format, layers=num_layers)
     random = np.random.default_rng(0)
-    drawn: dict[tuple[str, int], npt.NDArray[np.uint8]] = {}
-    weights = {}
-    for name, spec in outline.weights.items():
-        key = spec.format.name, spec.columns
-        if key not in drawn:
-            drawn[key] = _rows(spec, random)
-        weights[name] = _tensor(spec, drawn[key])
+    made: dict[tuple[str, tuple[int, ...]], HostTensor] = {}
+    for spec in outline.weights.values():
+        key = spec.format.name, spec.shape
+        if key not in made:
+            made[key] = _tensor(spec, random)
+    weights = {name: made[w.format.name, w.shape] for name, w in outline.weights.items()}
     return LoadedModel(outline.config, outline.family, weights, "synthetic model")
 
 
@@ -78,12 +77,12 @@ def _bytes(outline: ModelOutline) -> int:
     return sum(spec.num_bytes for spec in outline.weights.values())
 
 
-def _tensor(spec: TensorSpec, drawn: npt.NDArray[np.uint8]) -> HostTensor:
+def _tensor(spec: TensorSpec, random: np.random.Generator) -> HostTensor:
     if spec.rows == 1:  # a norm: ones
         ones = np.ones(spec.columns, np.float32).view(np.uint8).reshape(1, -1)
         return HostTensor(spec.format, spec.shape, ones)
-    rows = np.resize(drawn, (spec.rows, drawn.shape[1]))
-    return HostTensor(spec.format, spec.shape, rows)
+    drawn = _rows(spec, random)
+    return HostTensor(spec.format, spec.shape, np.resize(drawn, (spec.rows, drawn.shape[1])))
 
 
 def _rows(spec: TensorSpec, random: np.random.Generator) -> npt.NDArray[np.uint8]:
