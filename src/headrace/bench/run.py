@@ -146,12 +146,12 @@ def _repeat(
     for repetition in range(repetitions):
         for case in cases:
             notice(f"repetition {repetition + 1} of {repetitions}: {case.label}")
-            result.samples.setdefault(case, []).append(_enough(engine, case))
+            result.samples.setdefault(case, []).append(median_run(engine, case))
             result.probes.append(probe.rates())
             result.probes_of.setdefault(case, []).extend(result.probes[-2:])
 
 
-def _enough(engine: Engine, case: Case) -> Sample:
+def median_run(engine: Engine, case: Case) -> Sample:
     """The median run of as many as it takes to see ENOUGH_S."""
     runs = [run_case(engine, case)]
     while sum(run.seconds for run in runs) < ENOUGH_S and len(runs) < MOST_RUNS:

@@ -48,6 +48,11 @@ def packed_dir() -> Path:
     return cache_root() / "packed"
 
 
+def calibrations_dir() -> Path:
+    """What this user's machines were found to reach, by machine and version."""
+    return cache_root() / "calibrations"
+
+
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """Write a file that appears whole or not at all: a temporary beside it, then a rename.

@@ -24,11 +24,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from headrace import __version__
 from headrace.engine.admission import Vocabulary
 from headrace.engine.config import EngineOptions, Machine, resolve
 from headrace.engine.core import Engine
 from headrace.engine.params import SamplingParams
+from headrace.limits.calibrations import kernel_version
 from headrace.limits.estimate import (
     ROW_WISE,
     Calibration,
@@ -46,7 +46,6 @@ from headrace.ops.cost import CostModel
 from headrace.ops.counts import Chunk
 from headrace.ops.kv import KVFormat
 from headrace.ops.native import NativeModel
-from headrace.ops.numerics import NUMERICS_ID
 from headrace.ops.recording import Attend, Matmul, Op
 from headrace.quant.formats import FORMATS, Q4_0, NumberFormat
 
@@ -74,7 +73,8 @@ _ENOUGH_S = 0.012
 
 #: A pass during which other processes took more of the CPUs is repeated, so often at most.
 _OTHERS_SHARE = 0.1
-_TRIES = 4
+_TRIES = 6
+_PAUSE_S = 0.2
 
 #: Told what is about to happen and how much of the whole is done, 0 … 1.
 Notice = Callable[[str, float], None]
@@ -122,7 +122,7 @@ def calibrate(
         cpu=host.cpu,
         num_threads=probe.num_threads,
         isa=probe.isa,
-        version=f"{__version__} {NUMERICS_ID}",
+        version=kernel_version(),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         curves=curves,
         op_s=op_s,
@@ -172,6 +172,7 @@ class _Quiet:
             tries.append((others, result))
             if others <= _OTHERS_SHARE:
                 break
+            time.sleep(_PAUSE_S)
         return min(tries, key=lambda one: one[0])[1]
 
 
