@@ -21,6 +21,8 @@ from headrace.models.outline import ModelOutline
 
 #: How many guesses, and which share of them that passes, speculation is judged by.
 GUESSES, ACCEPTED = 4, 0.7
+#: Less than this share of a GPU's memory to spare is not much.
+CLOSE = 0.1
 #: Formats that the hardware's engines serve in, from wide to narrow.
 NARROWER = {"cpu": ("q8_0", "q4_k"), "gpu": ("fp8", "int4"), "apple": ("q8_0", "q4_k")}
 
@@ -88,6 +90,8 @@ def _verdict(question: Question, rows: Sequence[Row]) -> str:
         verb = "fit" if asked > 1 else "fits"
         text = f"{name}: {requests} {verb}, {shown_gb(largest.free_bytes)} GB to spare"
         text += f"; at most {most:,} do." if most > asked else "; not one more does."
+        if hardware.kind == "gpu" and (largest.free_bytes or 0) < CLOSE * hardware.memory_bytes:
+            text += " That is close: drivers and engines take some for themselves."
     else:
         text = (
             f"{name}: {requests} need {shown_gb(-(largest.free_bytes or 0))} GB more than there "
