@@ -6,6 +6,7 @@ sentence carries a figure of this plan: the same question, asked again with one 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -111,9 +112,12 @@ def _choice(question: Question, rows: Sequence[Row]) -> tuple[str, Row | None]:
     fitting = [r for r in known if r.fits and r.meets is not False]
     names = {r.hardware.name for r in rows}
     if not fitting:
-        reason = "meets the targets and fits" if any(r.fits for r in known) else "fits"
-        focus = min(known, key=lambda r: r.concurrency, default=None)
-        return f"Nothing asked here {reason}; the steps below are what would change that.", focus
+        best = _nearest(known)
+        if any(r.fits for r in known):
+            text = "What fits misses the targets; the steps below change most."
+        else:
+            text = "Nothing asked here fits; the steps below would change that."
+        return text, best
     priced = [r for r in fitting if r.usd_per_mtok is not None]
     if priced:
         best = min(priced, key=lambda r: r.sustained_usd_per_mtok or r.usd_per_mtok or 0.0)
@@ -128,6 +132,15 @@ def _choice(question: Question, rows: Sequence[Row]) -> tuple[str, Row | None]:
     if len(names) == 1 and len(rows) == 1:
         return "", best
     return f"{best.hardware.name} with {best.concurrency} at once: {why}.", best
+
+
+def _nearest(rows: Sequence[Row]) -> Row | None:
+    """The row to improve where none does: the fastest per token of what fits, else the one that
+    lacks the least memory."""
+    fitting = [r for r in rows if r.fits and r.times is not None]
+    if fitting:
+        return min(fitting, key=lambda r: 1 / (r.tok_per_s or 1))
+    return max(rows, key=lambda r: r.free_bytes or -math.inf, default=None)
 
 
 # ---- what to do ---------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import csv
 import io
 import shlex
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.limits.plan.advice import Stage
@@ -74,11 +74,8 @@ def time_columns(table: BudgetTable) -> tuple[Column, ...]:
         Column("TTFT", lambda r: shown_s(None if r.times is None else r.times.ttft_s)),
     ]
     if several:
-        columns.append(
-            Column(
-                "joining", lambda r: shown_s(None if r.times is None else r.times.joining_s), keep=4
-            )
-        )
+        keep = 4 if table.question.ttft_s is None else 9
+        columns.append(Column("joining", _joining, keep=keep))
     columns += [
         Column("TPOT", lambda r: shown_s(None if r.times is None else r.times.tpot_s)),
         Column("tok/s", lambda r: shown_rate(r.tok_per_s), keep=8 if several else 2),
@@ -98,6 +95,10 @@ def time_columns(table: BudgetTable) -> tuple[Column, ...]:
     return tuple(columns)  # fmt: skip
 
 
+def _joining(row: Row) -> str:
+    return shown_s(None if row.times is None else row.times.joining_s)
+
+
 def _usd(row: Row) -> float | None:
     return row.sustained_usd_per_mtok if row.output is not None else row.usd_per_mtok
 
@@ -114,7 +115,9 @@ def _fits(row: Row) -> str:
 
 
 def _in_time(row: Row) -> str:
-    return DASH if row.meets is None else "yes" if row.meets else "no"
+    if row.missed is None:
+        return DASH
+    return f"no: {' '.join(row.missed)}" if row.missed else "yes"
 
 
 def _bound_by(row: Row) -> str:
@@ -130,11 +133,11 @@ def _bound_by(row: Row) -> str:
 def text(table: BudgetTable, width: int, style: Style = plain) -> str:
     """The whole answer, at most `width` columns wide where its words allow."""
     lines = [*_head(table, width, style), ""]
-    lines += _table("Memory, GB", memory_columns(), table.rows, width, style)
-    lines += [*_wrapped(_memory_legend(table), width, style), ""]
+    shown, heads = _table("Memory, GB", memory_columns(), table.rows, width, style)
+    lines += [*shown, *_wrapped(_memory_legend(table, heads), width, style), ""]
     kind = "Times" if table.estimated else "Times at best"
-    lines += _table(kind, time_columns(table), table.rows, width, style)
-    lines += [*_wrapped(_time_legend(table), width, style), ""]
+    shown, heads = _table(kind, time_columns(table), table.rows, width, style)
+    lines += [*shown, *_wrapped(_time_legend(table, heads), width, style), ""]
     lines += _recommendation(table, width, style)
     return "\n".join(lines)
 
@@ -190,36 +193,35 @@ def hardware_facts(hardware: Hardware) -> str:
     return ", ".join(words)
 
 
-def _memory_legend(table: BudgetTable) -> str:
+def _memory_legend(table: BudgetTable, heads: Collection[str]) -> str:
     q = table.question
-    return (
-        f"most: requests of {q.context:,} tokens that fit. longest: context at which this many "
-        f"fit, at most the model's {q.model.program.max_context:,}."
-    )
+    longest = f"context at which this many fit, at most the model's {q.model.program.max_context:,}"
+    words = {"most": f"requests of {q.context:,} tokens that fit", "longest": longest}
+    return _legend(words, heads)
 
 
-def _time_legend(table: BudgetTable) -> str:
+def _time_legend(table: BudgetTable, heads: Collection[str]) -> str:
     q = table.question
+    others = any(not h.measured for h in q.hardware)
+    first = "Nothing can be faster."
+    if table.estimated:
+        first = "Estimates from this machine's calibration"
+        first += "; of other hardware, what nothing can beat." if others else "."
     several = any(r.concurrency > 1 for r in table.rows)
-    words = [
-        "Nothing can be faster"
-        if not table.estimated
-        else "Estimates from this machine's calibration"
-    ]
-    if table.estimated and any(not h.measured for h in q.hardware):
-        words[0] += "; of other hardware, what nothing can beat"
-    words[0] += "."
-    if several:
-        words.append(
-            "TTFT: mean when all requests arrive at once; joining: of one that comes while the "
-            "others generate."
-        )
-    where = "over the output" if q.output else "where the context is full"
-    words.append(f"TPOT: per token, {where}. together: tok/s of all.")
-    if q.output:
-        words.append("sustained: the same with their prompts; $/Mtok goes by it.")
-    words.append("bound by: prompts, generation.")
-    return " ".join(words)  # fmt: skip
+    words = {
+        "TTFT": "mean over requests that arrive at once" if several else "time to first token",
+        "joining": "of one that comes while the others generate",
+        "TPOT": f"per token, {'over the output' if q.output else 'where the context is full'}",
+        "together": "tok/s of all",
+        "sustained": "the same with their prompts",
+        "$/Mtok": "with prompts" if q.output else "generation alone",
+        "bound by": "prompts, generation",
+    }
+    return f"{first} {_legend(words, heads)}"
+
+
+def _legend(words: Mapping[str, str], heads: Collection[str]) -> str:
+    return " ".join(f"{head}: {what}." for head, what in words.items() if head in heads)
 
 
 def _recommendation(table: BudgetTable, width: int, style: Style) -> Iterator[str]:
@@ -291,24 +293,37 @@ def _wrapped(sentence: str, width: int, style: Style) -> Iterator[str]:
 
 def _table(
     title: str, columns: Sequence[Column], rows: Sequence[Row], width: int, style: Style
-) -> list[str]:
-    kept = list(columns)
-    cells = {id(c): [c.head, *(c.cell(row) for row in rows)] for c in columns}
-    widths = {id(c): max(map(len, cells[id(c)])) for c in columns}
-    while sum(widths[id(c)] + 2 for c in kept) - 2 > width and min(c.keep for c in kept) < 9:
+) -> tuple[list[str], set[str]]:
+    """Lines, and the heads of the columns that found room. Where they do not all, the name of a
+    hardware with several rows goes on a line of its own; then columns go."""
+    cells = {c.head: [c.head, *(c.cell(row) for row in rows)] for c in columns}
+    sizes = {head: max(map(len, column)) for head, column in cells.items()}
+
+    def room(kept: Sequence[Column]) -> int:
+        return width + 2 - sum(sizes[c.head] + 2 for c in kept)
+
+    name, *kept = columns
+    hardware = [r.hardware.name for r in rows]
+    grouped = room(columns) < 0 and len(hardware) >= 2 * len(set(hardware))
+    if not grouped:
+        kept = [name, *kept]
+    while room(kept) < 0 and min(c.keep for c in kept) < 9:
         kept.remove(min(kept, key=lambda c: c.keep))
     lines = [style("title", title)]
     for i in range(len(rows) + 1):
+        again = i > 1 and hardware[i - 1] == hardware[i - 2]
+        if grouped and i and not again:
+            lines.append(style("strong", hardware[i - 1]))
         parts = []
         for column in kept:
-            cell, size = cells[id(column)][i], widths[id(column)]
-            if i > 1 and column is kept[0] and rows[i - 1].hardware is rows[i - 2].hardware:
-                cell = ""  # the name stands above
+            cell, size = cells[column.head][i], sizes[column.head]
+            if column is name and again:
+                cell = ""  # it stands above
             padded = cell.ljust(size) if column.left else cell.rjust(size)
             kind = "head" if i == 0 else column.style(rows[i - 1])
             parts.append(style(kind, padded) if kind else padded)
         lines.append("  ".join(parts).rstrip())
-    return lines
+    return lines, {c.head for c in kept}
 
 
 def explained(sections: Sequence[Section], width: int, style: Style = plain) -> str:
@@ -332,14 +347,14 @@ def markdown(table: BudgetTable) -> str:
     lines = [f"# {table.question.model.name}", "", " · ".join(facts(table)), ""]
     lines += [f"- {h.name}: {hardware_facts(h)}" for h in table.question.hardware]
     for title, columns, legend in (
-        ("Memory, GB", memory_columns(), _memory_legend(table)),
-        ("Times", time_columns(table), _time_legend(table)),
+        ("Memory, GB", memory_columns(), _memory_legend),
+        ("Times", time_columns(table), _time_legend),
     ):
         lines += ["", f"## {title}", ""]
         lines.append("| " + " | ".join(c.head for c in columns) + " |")
         lines.append("|" + "|".join("---" if c.left else "---:" for c in columns) + "|")
         lines += ["| " + " | ".join(c.cell(r) for c in columns) + " |" for r in table.rows]
-        lines += ["", legend]
+        lines += ["", legend(table, {c.head for c in columns})]
     found = table.recommendation
     lines += ["", "## Recommendation", "", *(f"- {v}" for v in found.verdicts)]
     if found.choice:

@@ -59,7 +59,8 @@ class Row:
 
     max_concurrency: requests of this context that memory holds. max_context: positions of each of
     this row's requests that it holds, at most the model's. within_targets: most requests that fit
-    and meet --ttft and --tpot; None without targets. meets: whether this row does both.
+    and meet --ttft and --tpot; None without targets. missed: which targets this row misses ("TTFT",
+    "TPOT"); None without targets.
     """
 
     hardware: Hardware
@@ -68,7 +69,7 @@ class Row:
     times: Times | None
     max_concurrency: int | None
     max_context: int | None
-    meets: bool | None
+    missed: tuple[str, ...] | None
     within_targets: int | None
     output: int | None
 
@@ -82,6 +83,11 @@ class Row:
     def fits(self) -> bool | None:
         free = self.free_bytes
         return None if free is None else free >= 0
+
+    @property
+    def meets(self) -> bool | None:
+        """Whether the row meets the targets; None without any, or where times are not known."""
+        return None if self.missed is None else not self.missed
 
     @property
     def tok_per_s(self) -> float | None:
@@ -142,6 +148,7 @@ class Row:
             else times.prefill.word,
             "decode_bound_by": None if times is None else times.decode.word,
             "meets_targets": self.meets,
+            "missed_targets": None if self.missed is None else list(self.missed),
             "max_concurrency_within_targets": self.within_targets,
         }
 
@@ -184,7 +191,7 @@ class Planner:
             times=times,
             max_concurrency=None if limit is None else self.max_concurrency(hardware, limit),
             max_context=None if limit is None else self.max_context(hardware, limit, concurrency),
-            meets=None if times is None or not targets else self._meets(times),
+            missed=None if times is None or not targets else self._missed(times),
             within_targets=within,
             output=q.output,
         )
@@ -266,11 +273,15 @@ class Planner:
             )
         return self._clocks[hardware.name]
 
-    def _meets(self, times: Times) -> bool:
+    def _missed(self, times: Times) -> tuple[str, ...]:
+        """The targets that these times miss; a time that is not known misses."""
         q = self.question
-        if q.ttft_s is not None and (times.joining_s is None or times.joining_s > q.ttft_s):
-            return False
-        return q.tpot_s is None or times.tpot_s <= q.tpot_s
+        pairs = (("TTFT", times.joining_s, q.ttft_s), ("TPOT", times.tpot_s, q.tpot_s))
+        return tuple(
+            name
+            for name, time, target in pairs
+            if target is not None and (time is None or time > target)
+        )
 
     def _good(self, hardware: Hardware, concurrency: int) -> bool:
         """Whether so many requests fit and meet the targets."""
@@ -282,7 +293,7 @@ class Planner:
         q, load = self.question, self.load(hardware, concurrency)
         if q.formula == "paper":
             times = self.times(hardware, load)
-            return times is not None and self._meets(times)
+            return times is not None and not self._missed(times)
         clock = self.clock(hardware, rates)
         if q.tpot_s is not None and tpot_s(load, clock) > q.tpot_s:
             return False
