@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.ui.pages import chat, inspector, sampling, serving
+from headrace.ui.pages import chat, inspector, limits, sampling, serving
 from headrace.ui.shell import Page
 
 PAGES: tuple[Page, ...] = (
@@ -10,4 +10,5 @@ PAGES: tuple[Page, ...] = (
     Page("inspector", "/inspector", "Token inspector", "troubleshoot", inspector.build),
     Page("sampling", "/sampling", "Sampling", "casino", sampling.build),
     Page("serving", "/serving", "Serving", "monitor_heart", serving.build),
+    Page("limits", "/limits", "Limits", "speed", limits.build),
 )

@@ -15,8 +15,8 @@ from headrace.ui.parts import Blocks, Sheet, Tiles, Tree, tree_nodes
 from headrace.ui.shell import Frame
 
 #: Ticks of 0.25 s between two looks at the map of blocks and at the tree.
-MAP_TICKS = 4
-TREE_TICKS = 12
+MAP_TICKS = 8
+TREE_TICKS = 16
 #: Cells of the map, nodes of the tree.
 MAX_CELLS = 1024
 MAX_NODES = 200
