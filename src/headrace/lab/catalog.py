@@ -15,6 +15,7 @@ EXPERIMENTS: Mapping[str, tuple[str, str]] = {
     "kv-cache": ("kv_cache", "KVCache"),
     "batching": ("batching", "Batching"),
     "speculation": ("speculation", "Speculation"),
+    "paging": ("paging", "Paging"),
     "roofline": ("roofline", "Roofline"),
 }
 

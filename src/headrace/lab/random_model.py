@@ -1,11 +1,17 @@
-"""A Llama-shaped model with random weights: for what depends on shapes alone, as memory does."""
+"""A Llama-shaped model with random weights, and an engine on it: for what depends on shapes and
+lengths alone, as memory and scheduling do."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 
+from headrace.engine.admission import Vocabulary
+from headrace.engine.config import EngineOptions, Machine, resolve
+from headrace.engine.core import Engine
+from headrace.engine.model import native_executor
 from headrace.models.load import LoadedModel
 from headrace.models.outline import outline_from_hf, uniform
 from headrace.quant.formats import F32
@@ -50,3 +56,10 @@ def random_model(
             values *= np.float32(spec.columns**-0.5)
         weights[name] = HostTensor(F32, spec.shape, values.view(np.uint8))
     return LoadedModel(shape.config, shape.family, weights, source)
+
+
+def engine_on(program: LoadedModel, options: EngineOptions) -> Engine:
+    """An engine on the native interpreter, as build_engine makes one for a model with a file."""
+    config = resolve(options, program.kv_groups, program.max_context, Machine.probe(os.environ))
+    executor = native_executor(program, config)
+    return Engine(executor, Vocabulary(num_ids=program.vocab_size), config)
