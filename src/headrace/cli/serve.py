@@ -10,7 +10,7 @@ import typer
 
 from headrace.cli import options as o
 from headrace.cli.progress import StderrReporter
-from headrace.cli.ui import need_ui_extra
+from headrace.cli.ui import LabDir, need_ui_extra
 from headrace.errors import UsageError
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    lab_dir: LabDir = Path("lab-results"),
     step_limits: Annotated[
         bool,
         typer.Option(
@@ -212,16 +213,16 @@ def serve(
         settings,
         load,
         template=str(chat_template) if chat_template else None,
-        mounts=_dashboard(allow_host or ()) if ui else None,
+        mounts=_dashboard(allow_host or (), lab_dir) if ui else None,
     )
 
 
-def _dashboard(hosts: Collection[str]) -> dict[str, MakeMounted]:
+def _dashboard(hosts: Collection[str], lab_dir: Path) -> dict[str, MakeMounted]:
     """The dashboard where the server can mount it; it talks to the server as any client does."""
     need_ui_extra()
     from headrace.ui.app import PREFIX, Dashboard
 
-    return {PREFIX: lambda url: Dashboard(url, hosts)}
+    return {PREFIX: lambda url: Dashboard(url, hosts, lab_dir)}
 
 
 def need_serve_extra() -> None:

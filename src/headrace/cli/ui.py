@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
 import typer
 
 from headrace.errors import UsageError
+
+LabDir = Annotated[
+    Path,
+    typer.Option(
+        "--lab-dir", metavar="DIR", help="Results of experiments, as --out of headrace lab run."
+    ),
+]
 
 
 def ui(
@@ -24,6 +32,7 @@ def ui(
             show_default=False,
         ),
     ] = None,
+    lab_dir: LabDir = Path("lab-results"),
 ) -> None:
     """Open a dashboard over a running server, in the browser. Where the server wants a key, the
     pages ask for it."""
@@ -32,7 +41,7 @@ def ui(
     need_ui_extra()
     from headrace.ui.serve import serve
 
-    serve(url, host, port, allow_host or (), _tell)
+    serve(url, host, port, allow_host or (), lab_dir, _tell)
 
 
 def _is_url(url: str) -> bool:

@@ -7,8 +7,10 @@ async with dashboard.running():     # inside the event loop that serves it
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Collection
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -19,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.ui.backend import Backend
 from headrace.ui.guard import Guard
+from headrace.ui.lab_desk import LabDesk
 from headrace.ui.registry import PAGES
 from headrace.ui.sessions import Sessions
 from headrace.ui.shell import Frame, Page
@@ -26,19 +29,23 @@ from headrace.ui.shell import Frame, Page
 PREFIX = "/ui"
 #: Pages that may be open at once; each keeps some memory here.
 MAX_OPEN_PAGES = 200
+#: Where `headrace lab run` writes unless told otherwise.
+LAB_DIR = Path("lab-results")
 #: A page that lost its connection may come back so long, seconds.
 RECONNECT_S = 10.0
 
 
 class Dashboard:
-    """All pages over the server at url. hosts: further names by which it may be called. One per
-    process: the framework below has one application."""
+    """All pages over the server at url. hosts: further names by which it may be called. lab_dir:
+    results of experiments. One per process: the framework below has one application."""
 
-    def __init__(self, url: str, hosts: Collection[str] = ()) -> None:
+    def __init__(self, url: str, hosts: Collection[str] = (), lab_dir: Path = LAB_DIR) -> None:
         self._sessions = Sessions(url)
+        self._lab = LabDesk(lab_dir)
         outer = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+        outer.get(PREFIX + "/lab-figure/{name}/{file}")(self._figure)
         for page in PAGES:
-            _register(page, self._sessions.visitor)
+            _register(page, self._sessions.visitor, self._lab)
         ui.run_with(
             outer,
             mount_path=PREFIX,
@@ -70,15 +77,23 @@ class Dashboard:
             try:
                 yield
             finally:
+                await self._lab.stop()
                 await self._sessions.close()
 
+    async def _figure(self, name: str, file: str) -> Response:
+        """A picture of an experiment's result, from the directory of results only."""
+        data = await asyncio.to_thread(self._lab.figure, name, file)
+        if data is None:
+            return PlainTextResponse("There is no such picture.\n", 404)
+        return Response(data, media_type="image/png", headers={"cache-control": "private"})
 
-def _register(page: Page, visitor: Backend) -> None:
+
+def _register(page: Page, visitor: Backend, lab: LabDesk) -> None:
     async def show(request: Request) -> Response | None:
         if len(Client.instances) > MAX_OPEN_PAGES:
             return PlainTextResponse("Too many pages are open; close some.\n", 503)
         backend: Backend = request.scope["headrace.backend"]
-        frame = Frame(page, backend, ui.context.client, backend is not visitor)
+        frame = Frame(page, backend, ui.context.client, lab, backend is not visitor)
         with frame.build(PAGES):
             await page.build(frame)
         return None

@@ -20,17 +20,28 @@ class Tiles(Element, component="tiles.js"):
 
 
 class Sheet(Element, component="sheet.js"):
-    """A table. num_texts: columns that are no numbers; they come first. none: shown without rows.
-    put: a list of texts per row."""
+    """A table. left: columns that are no numbers. none: shown without rows. width: below it, px,
+    the table scrolls. put: a list of texts per row."""
 
     def __init__(
-        self, caption: str, columns: Sequence[str], none: str = "none", num_texts: int = 1
+        self,
+        caption: str,
+        columns: Sequence[str],
+        none: str = "none",
+        left: Sequence[int] = (0,),
+        width: int = 0,
     ) -> None:
         super().__init__()
         self._props["caption"] = caption
         self._props["columns"] = list(columns)
         self._props["none"] = none
-        self._props["numbers"] = num_texts
+        self._props["left"] = list(left)
+        self._props["width"] = f"{width or 70 * len(columns)}px"
+
+    def start(self, rows: Sequence[Sequence[str]]) -> Sheet:
+        """The rows to begin with, for a table that changes seldom or never."""
+        self._props["start"] = [list(row) for row in rows]
+        return self
 
 
 class Blocks(Element, component="blocks.js"):

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable, Collection
+from pathlib import Path
 
 import uvicorn
 from starlette.responses import RedirectResponse
@@ -17,14 +18,19 @@ from headrace.ui.app import PREFIX, Dashboard
 
 
 def serve(
-    url: str, host: str, port: int, hosts: Collection[str], told: Callable[[str], None]
+    url: str,
+    host: str,
+    port: int,
+    hosts: Collection[str],
+    lab_dir: Path,
+    told: Callable[[str], None],
 ) -> None:
     """Serves until SIGTERM or Ctrl-C. told: called with the address once it listens.
 
     Raises UsageError when the address cannot be bound.
     """
     listener = _bind(host, port)
-    dashboard = Dashboard(url, hosts)
+    dashboard = Dashboard(url, hosts, lab_dir)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] == "/":

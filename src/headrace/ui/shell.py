@@ -18,6 +18,7 @@ from nicegui import Client, ui
 
 from headrace.errors import HeadraceError
 from headrace.ui.backend import Backend, BackendError
+from headrace.ui.lab_desk import LabDesk
 
 _LOG = logging.getLogger("headrace.ui")
 _HERE = Path(__file__).parent
@@ -41,11 +42,13 @@ class Page:
 
 @dataclass(eq=False)
 class Frame:
-    """One open page in one browser. backend: the server, under this session's key."""
+    """One open page in one browser. backend: the server, under this session's key. lab: the one
+    place where experiments are run."""
 
     page: Page
     backend: Backend
     client: Client
+    lab: LabDesk
     is_admitted: bool = False  # has logged in, so it can log out
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _ticks: list[tuple[int, Callable[[], Any]]] = field(default_factory=list)

@@ -26,5 +26,6 @@ window.addEventListener("DOMContentLoaded", () => {
     if (!document.querySelector(".hr-theme")) return;
     clearInterval(wait);
     window.hrTheme.show(window.hrTheme.now());
+    document.querySelector(".hr-nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
   }, 20);
 });

@@ -87,7 +87,7 @@ class _Limits:
             for kind in watch.KINDS:
                 with ui.element("div").classes("hr-stack"):
                     words = ui.label("").classes("hr-soft")
-                    table = Sheet(f"{kind}: ops", roof.OP_COLUMNS, "nothing known yet", num_texts=2)
+                    table = Sheet(f"{kind}: ops", roof.OP_COLUMNS, "nothing known yet", left=(0, 1))
                     self._tables[kind] = (words, table)
 
     # ---- what the bound says ------------------------------------------------------------------

@@ -73,7 +73,7 @@ class _Serving:
             self._build_cache()
         with ui.element("section").classes("hr-card").props('aria-label="Requests"'):
             ui.label("Requests").classes("hr-title")
-            self._requests = Sheet("Requests", watch.REQUEST_COLUMNS, "No requests.", num_texts=2)
+            self._requests = Sheet("Requests", watch.REQUEST_COLUMNS, "No requests.", left=(0, 1))
             self._left_out = ui.label("").classes("hr-soft")
         self._frame.every(MAP_TICKS, self._look_at_map)
         self._frame.every(TREE_TICKS, self._look_at_tree)
