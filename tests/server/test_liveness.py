@@ -88,6 +88,9 @@ def test_loading_ready_stuck_and_broken(planted: Planted) -> None:
     assert refused.headers["retry-after"]
     assert planted.http.get("/metrics").status_code == 200
     assert planted.http.get("/version").status_code == 200
+    for path in ("/events", "/kv_map", "/prefix_tree", "/limits"):
+        waiting = planted.http.get(path)
+        assert (waiting.status_code, waiting.headers["retry-after"]) == (503, "1")
 
     planted.plant("load")
     planted.becomes(200, "ok")
@@ -108,11 +111,16 @@ def test_loading_ready_stuck_and_broken(planted: Planted) -> None:
     assert answers[0].status_code == 200
     assert planted.health() == (200, "ok")
 
-    with planted.http.stream("POST", "/v1/completions", json=LONG | {"n": 2}) as stream:
+    with (
+        planted.http.stream("GET", "/events") as watched,
+        planted.http.stream("POST", "/v1/completions", json=LONG | {"n": 2}) as stream,
+    ):
         lines = stream.iter_lines()
         next(lines)
         planted.plant("break")
         last = [line for line in lines if line.startswith("data: ")][-1]
+        told = [line for line in watched.iter_lines() if line]
+    assert json.loads(told[-1].removeprefix("data: "))["reason"].startswith("The engine has stop")
     assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
     planted.becomes(503, "The engine has stopped")
     assert planted.http.post("/v1/completions", json=short).status_code == 503

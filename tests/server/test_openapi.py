@@ -47,6 +47,7 @@ def server() -> Iterator[LiveServer]:
 def test_answers_are_what_the_document_says(server: LiveServer) -> None:
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     operations = [result.ok() for result in schema.get_all_operations()]
+    operations = [o for o in operations if o.path != "/events"]  # its answers have no end
     assert len(operations) > 10
     for operation in operations:
 
