@@ -73,7 +73,7 @@ class Profile:
 @dataclass(frozen=True, slots=True)
 class Signature:
     """situations: name → profile against the sound run. consistent: whether the faulty engine gives
-    the same bits in pieces as in one. window: of the model's narrowest window, or None."""
+    the prompt the same bits in pieces as in one. window: the model's narrowest, or None."""
 
     situations: Mapping[str, Profile]
     consistent: bool
@@ -87,8 +87,6 @@ class Signature:
 def largest_difference(sound: Seen, other: Seen) -> dict[int, float]:
     """position → max |Δlogit|, at the positions that both computed after the same text; infinite
     where bits differ without a number, and when they have no position in common."""
-    if other.error is not None:
-        return {}
     same = 0
     while same < min(len(sound.tokens), len(other.tokens)) and (
         sound.tokens[same] == other.tokens[same]
@@ -123,7 +121,8 @@ def signature(
         for name, seen in faulty.items()
     }
     cut = largest_difference(faulty["alone"], faulty["in pieces"])
-    return Signature(situations, not any(cut.values()), window)
+    consistent = not any(d for position, d in cut.items() if position < text.num_prompt)
+    return Signature(situations, consistent, window)
 
 
 def family_of(signature: Signature) -> str:

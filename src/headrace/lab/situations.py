@@ -10,7 +10,7 @@ Everything goes through real engines of a `verify` subject, with the subject's f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from headrace.engine.core import Engine
+from headrace.engine.generation import Request
 from headrace.engine.params import SamplingParams
 from headrace.engine.sampler import TokenMask
 from headrace.verify.probe import GREEDY, Probe
@@ -29,7 +30,9 @@ PROMPT, DECODED = 72, 24
 #: Positions that the prompt goes beyond the widest window, where there is one.
 _PAST_WINDOW = 40
 _PIECE = 23
-_SEEDED = SamplingParams(temperature=0.9, top_k=60, ignore_eos=True, seed=3)
+#: Of a prompt, roughly.
+_MOST_POSITIONS = 90
+_SEEDED = SamplingParams(temperature=1.5, ignore_eos=True, seed=3)
 
 
 class Forced:
@@ -62,12 +65,14 @@ class Forced:
 @dataclass(frozen=True, slots=True)
 class Text:
     """tokens: prompt, then what is forced. num_prompt: of the prompt. others: prompts of
-    neighbours. long: one that needs more blocks than the text ever does."""
+    neighbours. long: one that needs more blocks than the text ever does. positions: whose logits
+    are looked at: all that draw a token, and of a long prompt some."""
 
     tokens: tuple[int, ...]
     num_prompt: int
     others: tuple[tuple[int, ...], ...]
     long: tuple[int, ...]
+    positions: tuple[int, ...]
 
     @property
     def prompt(self) -> list[int]:
@@ -81,7 +86,8 @@ class Text:
 @dataclass(frozen=True, slots=True)
 class Seen:
     """logits: position → logits float32 [V] that follow it. tokens: drawn where nothing is forced.
-    error: what was raised, or None."""
+    error: what was raised, or why the
+    request ended, or None."""
 
     logits: Mapping[int, Logits]
     tokens: tuple[int, ...] = ()
@@ -96,7 +102,11 @@ def text_for(subject: Subject) -> Text:
     num_prompt = min(num_prompt, len(source) - DECODED)
     others = tuple(tuple(source[13 * i : 13 * i + 9 + 17 * (i % 4)]) for i in range(1, 8))
     tokens = tuple(source[: num_prompt + DECODED])
-    return Text(tokens, num_prompt, others, (*tokens[7:], *tokens[:7]))
+    positions = set(range(0, num_prompt, max(1, num_prompt // _MOST_POSITIONS)))
+    positions |= {w + d for w in windows for d in (-1, 0, 1) if w + d < num_prompt}
+    positions |= set(range(num_prompt - 1, len(tokens)))
+    long = (*tokens[7:], *tokens[:7])
+    return Text(tokens, num_prompt, others, long, tuple(sorted(positions)))
 
 
 def observe(
@@ -111,10 +121,9 @@ def observe(
     """The text in an engine. beside: so many neighbours start with it. joining: a longer one is
     there before it and leaves soon, others come and go while it runs. piece: tokens per step at
     most."""
-    edges = range(len(text.tokens))
     options = {} if piece is None else {"max_num_batched_tokens": piece}
     model = None if fusion else subject.model(subject.max_model_len, fusion=False)
-    engine, probe = subject.engine(edges, model=model, **options)
+    engine, probe = subject.engine(text.positions, model=model, **options)
     if joining:
         engine.add(list(text.long), GREEDY.replace(max_tokens=5))
     request = engine.add(
@@ -129,7 +138,7 @@ def observe(
         if joining and engine.num_steps % 4 == 2 and engine.num_steps < 24:
             number = engine.num_steps // 4
             engine.add(list(text.others[number]), GREEDY.replace(max_tokens=2 + number))
-    return Seen(_rows(probe, request.request_id))
+    return _seen(probe, request)
 
 
 def sampled(subject: Subject, text: Text) -> Seen:
@@ -148,14 +157,14 @@ def found(subject: Subject, text: Text, *, restored: bool = False) -> Seen:
     size = subject.block_size
     shared = len(text.prompt) // size * size - size // 2 - 1
     tail = [text.others[0][0]]  # short: layers with a window keep little of what is behind it
-    engine, probe = _with_tree(subject)
+    engine, probe = _with_tree(subject, text)
     # What restores comes in whole blocks: the very prompt; else one that leaves inside a block.
     first = text.prompt if restored else text.prompt[:shared] + tail
     _finish(engine, first)
     if restored:
         with TemporaryDirectory() as name:
             engine.cache.save(Path(name))
-            engine, probe = _with_tree(subject)
+            engine, probe = _with_tree(subject, text)
             engine.cache.restore(Path(name))
     request = engine.add(
         text.prompt,
@@ -166,7 +175,7 @@ def found(subject: Subject, text: Text, *, restored: bool = False) -> Seen:
         engine.step()
     if not request.num_cached_tokens:
         raise RuntimeError("nothing of the prompt was found in the cache")
-    return Seen(_rows(probe, request.request_id))
+    return _seen(probe, request)
 
 
 def guessed(subject: Subject, text: Text, *, kind: str | None = "ngram") -> Seen:
@@ -179,8 +188,7 @@ def guessed(subject: Subject, text: Text, *, kind: str | None = "ngram") -> Seen
     request = engine.add(prompt, GREEDY.replace(max_tokens=2 * DECODED))
     while engine.has_work:
         engine.step()
-    tokens = tuple(request.generations[0].token_ids)
-    return Seen(_rows(probe, request.request_id), tokens)
+    return replace(_seen(probe, request), tokens=tuple(request.generations[0].token_ids))
 
 
 #: Every situation by its name; "alone" is what the others must equal.
@@ -206,9 +214,8 @@ def see(subject: Subject, name: str, text: Text) -> Seen:
         return Seen({}, (), f"{type(error).__name__}: {error}")
 
 
-def _with_tree(subject: Subject) -> tuple[Engine, Probe]:
-    edges = range(subject.max_model_len)
-    return subject.engine(edges, enable_prefix_caching=True)
+def _with_tree(subject: Subject, text: Text) -> tuple[Engine, Probe]:
+    return subject.engine(text.positions, enable_prefix_caching=True)
 
 
 def _finish(engine: Engine, prompt: list[int]) -> None:
@@ -217,5 +224,6 @@ def _finish(engine: Engine, prompt: list[int]) -> None:
         engine.step()
 
 
-def _rows(probe: Probe, request_id: int) -> dict[int, Logits]:
-    return {p: row for (r, _, p), row in probe.rows_seen.items() if r == request_id}
+def _seen(probe: Probe, request: Request) -> Seen:
+    rows = {p: row for (r, _, p), row in probe.rows_seen.items() if r == request.request_id}
+    return Seen(rows, error=request.generations[0].error)
