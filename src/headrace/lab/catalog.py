@@ -16,6 +16,7 @@ EXPERIMENTS: Mapping[str, tuple[str, str]] = {
     "batching": ("batching", "Batching"),
     "speculation": ("speculation", "Speculation"),
     "paging": ("paging", "Paging"),
+    "faults": ("faults", "Faults"),
     "roofline": ("roofline", "Roofline"),
 }
 

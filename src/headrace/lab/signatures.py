@@ -139,10 +139,12 @@ def family_of(signature: Signature) -> str:
         return "match"
     if profiles["restored"].wrong:
         return "restore"
-    if profiles["guesses"].wrong or profiles["guesses"].text_differs:
+    if profiles["guesses"].wrong:
         return "drafts"
     if profiles["sampled"].text_differs:
         return "noise"
+    if profiles["guesses"].text_differs:
+        return "drafts"
     return "unknown" if profiles["unfused"].wrong else "nothing"
 
 

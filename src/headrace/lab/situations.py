@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
@@ -121,7 +122,7 @@ def observe(
     """The text in an engine. beside: so many neighbours start with it. joining: a longer one is
     there before it and leaves soon, others come and go while it runs. piece: tokens per step at
     most."""
-    options = {} if piece is None else {"max_num_batched_tokens": piece}
+    options: dict[str, Any] = {} if piece is None else {"max_num_batched_tokens": piece}
     model = None if fusion else subject.model(subject.max_model_len, fusion=False)
     engine, probe = subject.engine(text.positions, model=model, **options)
     if joining:
@@ -178,14 +179,13 @@ def found(subject: Subject, text: Text, *, restored: bool = False) -> Seen:
     return _seen(probe, request)
 
 
-def guessed(subject: Subject, text: Text, *, kind: str | None = "ngram") -> Seen:
-    """A prompt that repeats itself, continued greedily; kind None: without guesses. The text is
-    not forced, so that guesses go wrong as they do."""
+def guessed(subject: Subject, text: Text) -> Seen:
+    """A prompt that repeats itself, continued with drafts looked up in it. The text is not
+    forced, but sampled with a seed, so that guesses go wrong as they do."""
     part = text.prompt[: PROMPT * 2 // 3]
     prompt = [*part, *part][: PROMPT + 20]
-    speculative = {} if kind is None else {"speculative": kind, "num_draft_tokens": 5}
-    engine, probe = subject.engine(**speculative)
-    request = engine.add(prompt, GREEDY.replace(max_tokens=2 * DECODED))
+    engine, probe = subject.engine(speculative="ngram", num_draft_tokens=5)
+    request = engine.add(prompt, _SEEDED.replace(temperature=0.7, max_tokens=2 * DECODED))
     while engine.has_work:
         engine.step()
     return replace(_seen(probe, request), tokens=tuple(request.generations[0].token_ids))
