@@ -240,11 +240,10 @@ def _draw(lab: Lab, found: Mapping[str, Signature], text: Text) -> None:
         "error. “T”: equal logits and another text."
     )
     alt = "Two heat maps of the largest logit difference: fault by position, fault by situation"
-    positions = list(text.positions)
+    positions = list(text.positions)[:-1]  # the last token is drawn, not computed
     columns = [n for n in SITUATIONS if n != "sampled"] + ["sampled"]
-    left = np.array(
-        [[found[n].situations["alone"].delta.get(p, 0.0) for p in positions] for n in names]
-    )
+    alone = [found[name].situations["alone"].delta for name in names]
+    left = np.array([[delta.get(p, np.nan) for p in positions] for delta in alone])
     right = np.array([[found[n].situations[c].worst for c in columns] for n in names])
     with lab.figure("signatures", caption, alt, columns=2) as (figure, axes):
         figure.set_size_inches(11.0, 0.34 * len(names) + 2.0)
