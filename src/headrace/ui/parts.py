@@ -43,6 +43,15 @@ class Sheet(Element, component="sheet.js"):
         self._props["start"] = [list(row) for row in rows]
         return self
 
+    def show(
+        self, columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int]
+    ) -> None:
+        """Other columns and rows."""
+        self._props["columns"] = list(columns)
+        self._props["left"] = list(left)
+        self._props["width"] = f"{70 * len(columns)}px"
+        self.start(rows)
+
 
 class Blocks(Element, component="blocks.js"):
     """put: one letter per cell, as /kv_map has them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.ui.pages import chat, inspector, lab, limits, sampling, serving
+from headrace.ui.pages import chat, inspector, lab, limits, plan, sampling, serving
 from headrace.ui.shell import Page
 
 PAGES: tuple[Page, ...] = (
@@ -11,5 +11,6 @@ PAGES: tuple[Page, ...] = (
     Page("sampling", "/sampling", "Sampling", "casino", sampling.build),
     Page("serving", "/serving", "Serving", "monitor_heart", serving.build),
     Page("limits", "/limits", "Limits", "speed", limits.build),
+    Page("plan", "/plan", "Plan", "calculate", plan.build),
     Page("lab", "/lab", "Lab", "science", lab.build),
 )

@@ -134,10 +134,10 @@ def text(table: BudgetTable, width: int, style: Style = plain) -> str:
     """The whole answer, at most `width` columns wide where its words allow."""
     lines = [*_head(table, width, style), ""]
     shown, heads = _table("Memory, GB", memory_columns(), table.rows, width, style)
-    lines += [*shown, *_wrapped(_memory_legend(table, heads), width, style), ""]
+    lines += [*shown, *_wrapped(memory_legend(table, heads), width, style), ""]
     kind = "Times" if table.estimated else "Times at best"
     shown, heads = _table(kind, time_columns(table), table.rows, width, style)
-    lines += [*shown, *_wrapped(_time_legend(table, heads), width, style), ""]
+    lines += [*shown, *_wrapped(time_legend(table, heads), width, style), ""]
     lines += _recommendation(table, width, style)
     return "\n".join(lines)
 
@@ -193,14 +193,16 @@ def hardware_facts(hardware: Hardware) -> str:
     return ", ".join(words)
 
 
-def _memory_legend(table: BudgetTable, heads: Collection[str]) -> str:
+def memory_legend(table: BudgetTable, heads: Collection[str]) -> str:
+    """What the columns that are shown mean."""
     q = table.question
     longest = f"context at which this many fit, at most the model's {q.model.program.max_context:,}"
     words = {"most": f"requests of {q.context:,} tokens that fit", "longest": longest}
     return _legend(words, heads)
 
 
-def _time_legend(table: BudgetTable, heads: Collection[str]) -> str:
+def time_legend(table: BudgetTable, heads: Collection[str]) -> str:
+    """As memory_legend, of the times."""
     q = table.question
     others = any(not h.measured for h in q.hardware)
     first = "Nothing can be faster."
@@ -347,8 +349,8 @@ def markdown(table: BudgetTable) -> str:
     lines = [f"# {table.question.model.name}", "", " · ".join(facts(table)), ""]
     lines += [f"- {h.name}: {hardware_facts(h)}" for h in table.question.hardware]
     for title, columns, legend in (
-        ("Memory, GB", memory_columns(), _memory_legend),
-        ("Times", time_columns(table), _time_legend),
+        ("Memory, GB", memory_columns(), memory_legend),
+        ("Times", time_columns(table), time_legend),
     ):
         lines += ["", f"## {title}", ""]
         lines.append("| " + " | ".join(c.head for c in columns) + " |")

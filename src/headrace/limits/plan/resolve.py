@@ -72,6 +72,13 @@ def resolve_model(name: str) -> PlanModel:
     raise UsageError(_unknown(name, [*known, *ALIASES]))
 
 
+def known_names() -> tuple[str, ...]:
+    """What can be planned with by name now: aliases whose files are in the cache, then built-in
+    descriptions."""
+    there = [name for name, alias in ALIASES.items() if alias_path(alias).exists()]
+    return tuple(dict.fromkeys([*there, *built_in_models()]))
+
+
 def _existing(name: str) -> Path | None:
     """The path of that name, if there is something."""
     try:
