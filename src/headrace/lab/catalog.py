@@ -14,8 +14,9 @@ from headrace.lab.experiment import Experiment
 EXPERIMENTS: Mapping[str, tuple[str, str]] = {
     "kv-cache": ("kv_cache", "KVCache"),
     "batching": ("batching", "Batching"),
-    "speculation": ("speculation", "Speculation"),
     "paging": ("paging", "Paging"),
+    "speculation": ("speculation", "Speculation"),
+    "heads": ("heads", "Heads"),
     "faults": ("faults", "Faults"),
     "roofline": ("roofline", "Roofline"),
 }
