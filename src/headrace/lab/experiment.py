@@ -149,8 +149,9 @@ class Experiment(ABC):
     """One experiment. Stateless: what a run needs is in Lab.
 
     claim: what is taught, with its source. faults: of `headrace verify --list-faults`, which check
-    must catch. quick_s, full_s: seconds on two cores, for the time left. default_model: what it
-    runs on unless told. try_this: what to change next.
+    must catch. quick_s, full_s: seconds on two cores, and check_share: the part of them that check
+    takes, all for the time left. default_model: what it runs on unless told. try_this: what to
+    change next.
     """
 
     name: ClassVar[str]
@@ -159,6 +160,7 @@ class Experiment(ABC):
     claim: ClassVar[str]
     quick_s: ClassVar[float]
     full_s: ClassVar[float]
+    check_share: ClassVar[float] = 0.25
     default_model: ClassVar[str] = "smollm2-135m"
     faults: ClassVar[tuple[str, ...]] = ()
     try_this: ClassVar[tuple[str, ...]] = ()

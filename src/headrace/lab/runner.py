@@ -21,9 +21,6 @@ from headrace.lab.lab import Lab, Settings
 from headrace.lab.progress import Listener, Progress
 from headrace.lab.result import FILE, Result, make_result
 
-#: Shares of a run's time.
-_CHECK_SHARE = 0.25
-
 
 def run(
     experiment: Experiment,
@@ -72,11 +69,11 @@ def _run(
         {"written": datetime.now(UTC).isoformat(timespec="seconds"),
          "predictions": [asdict(p) | {"kind": p.kind.value} for p in predictions]},
     )  # fmt: skip
-    with lab.stage("checking", _CHECK_SHARE):
+    with lab.stage("checking", experiment.check_share):
         checks = experiment.check(lab)
     findings: Findings | None = None
     if checks and all(check.passed for check in checks):
-        with lab.stage("measuring", 1 - _CHECK_SHARE):
+        with lab.stage("measuring", 1 - experiment.check_share):
             findings = experiment.measure(lab, {p.key: p for p in predictions})
         findings.figures = findings.figures or lab.figures
     result = make_result(

@@ -5,58 +5,76 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headrace.lab.heads.findings import Outcome, Runs
 from headrace.lab.heads.variants import NAMES
 from headrace.lab.plots import style
-from headrace.lab.statistics import Interval
-from headrace.lab.training.jobs import Done
+from headrace.lab.statistics import Interval, median_interval
 
-#: (step, loss) of one seed.
-Curve = Sequence[tuple[int, float]]
+CAPTION = (
+    "Learning English and recall (training loss: mean of the seeds, their range as a band), "
+    "validation loss with 95 % intervals over the seeds, and decoding on the native path."
+)
+ALT = (
+    "Four panels: training loss of the language models over steps; training loss of the recall "
+    "models over steps; validation losses with error bars; decode speed over cache bytes per token"
+)
 
 
-def draw_learning(axes: Any, runs: Mapping[str, Sequence[Done]], title: str, unit: str) -> None:
-    """Training loss over steps: the mean of the seeds as a line, their range as a band."""
+def draw(axes: Any, outcome: Outcome) -> None:
+    """axes: two rows of two."""
+    _learning(axes[0][0], outcome.text, "English text")
+    _learning(axes[0][1], outcome.recall, "recall")
+    _values(axes[1][0], outcome.losses())
+    _serving(axes[1][1], outcome)
+
+
+def _learning(axes: Any, runs: Runs, title: str) -> None:
     for i, name in enumerate(NAMES):
         steps, low, mean, high = _band([done.history for done in runs[name]])
         look = style(i) | {"marker": ""}
         axes.plot(steps, mean, label=name, **look)
         axes.fill_between(steps, low, high, color=look["color"], alpha=0.15, linewidth=0)
-    axes.set(title=title, xlabel="step", ylabel=unit)
+    axes.set(title=title, xlabel="step", ylabel="training loss, nats")
     axes.legend()
 
 
-def draw_values(axes: Any, values: Mapping[str, Interval], title: str, unit: str) -> None:
-    """One value with its interval per variant; the axis need not start at 0."""
+def _values(axes: Any, values: Mapping[str, Interval]) -> None:
     for i, name in enumerate(NAMES):
-        found = values[name]
-        errors = [[found.value - found.low], [found.high - found.value]]
-        axes.errorbar([i], [found.value], yerr=errors, markersize=7, **style(i))
-    axes.set(title=title, ylabel=unit, xlim=(-0.6, len(NAMES) - 0.4))
+        axes.errorbar([i], [values[name].value], yerr=_errors(values[name]), markersize=7,
+                      **style(i))  # fmt: skip
+    axes.set(title="validation loss", ylabel="nats per token", xlim=(-0.6, len(NAMES) - 0.4))
     axes.set_xticks(range(len(NAMES)), NAMES)
 
 
-def draw_serving(
-    axes: Any, cache: Mapping[str, float], speeds: Mapping[str, Interval],
-    bounds: Mapping[str, float], title: str,
-) -> None:  # fmt: skip
-    """Decode speed over cache bytes per token, with the bound."""
-    at = [cache[name] for name in NAMES]
-    axes.plot(at, [bounds[n] for n in NAMES], color="#777777", linestyle=":", marker="_",
-              label="bound")  # fmt: skip
-    for i, name in enumerate(NAMES):
-        found = speeds[name]
-        errors = [[found.value - found.low], [found.high - found.value]]
-        axes.errorbar([cache[name]], [found.value], yerr=errors, markersize=7, label=name,
+def _serving(axes: Any, outcome: Outcome) -> None:
+    cache = [outcome.speeds[name].cache_bytes for name in NAMES]
+    bounds = [_bound(outcome, name) for name in NAMES]
+    axes.plot(cache, bounds, color="#777777", linestyle=":", marker="_", label="bound")
+    for i, (name, found) in enumerate(outcome.decoding().items()):
+        axes.errorbar([cache[i]], [found.value], yerr=_errors(found), markersize=7, label=name,
                       **style(i))  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
-    axes.set_xticks(at, [f"{value:,.0f}" for value in at])
+    axes.set_xticks(cache, [f"{value:,.0f}" for value in cache])
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.set(title=title, xlabel="cache bytes per token", ylabel="tokens/s")
+    axes.set(title="decoding", xlabel="cache bytes per token", ylabel="tokens/s")
     axes.legend()
 
 
-def _band(curves: Sequence[Curve]) -> tuple[list[int], list[float], list[float], list[float]]:
+def _bound(outcome: Outcome, name: str) -> float:
+    speed = outcome.speeds[name]
+    return median_interval(
+        [value / share for value, share in zip(speed.tok_per_s, speed.of_bound, strict=True)]
+    ).value
+
+
+def _errors(value: Interval) -> list[list[float]]:
+    return [[value.value - value.low], [value.high - value.value]]
+
+
+def _band(
+    curves: Sequence[Sequence[tuple[int, float]]],
+) -> tuple[list[int], list[float], list[float], list[float]]:
     """(steps, lowest, mean, highest) over the seeds, which report at the same steps."""
     steps = [step for step, _ in curves[0]]
     columns = list(zip(*([loss for _, loss in curve] for curve in curves), strict=True))

@@ -15,5 +15,5 @@ that the native path runs and the cost interpreter counts.
     jobs.py        several trainings at once, each in a one-threaded process of its own (worker.py)
 
 Everything is a function of the seed and the step number, so an interrupted training that is resumed
-gives the bits of one that ran through. Importing this package imports torch.
+gives the bits of one that ran through. Settings, data and jobs are usable without loading torch.
 """
