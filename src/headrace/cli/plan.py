@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,8 +17,6 @@ from headrace.cli.live import LiveLine
 if TYPE_CHECKING:
     from headrace.limits.estimate import Calibration
     from headrace.limits.plan import Question
-
-MAX_CALIBRATION_BYTES = 1 << 20
 
 
 def plan(
@@ -88,14 +85,13 @@ def plan(
     ] = False,
     calibrate: Annotated[
         bool,
-        typer.Option("--calibrate", help="Measure what this machine's kernels reach (under a "
-                     "minute): its times are then estimates instead of bounds."),
+        typer.Option("--calibrate", help="Measure what this machine's kernels reach (about a "
+                     "minute) and keep it: its times are estimates from then on."),
     ] = False,
-    calibration: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", show_default=False,
-                     help="Use the calibration of this file; with --calibrate, write it there."),
-    ] = None,
+    bounds: Annotated[
+        bool,
+        typer.Option("--bounds", help="Times of this machine as bounds, though it was calibrated."),
+    ] = False,
     listed: Annotated[
         bool, typer.Option("--list", help="List the known models and hardware, and their sources.")
     ] = False,
@@ -106,7 +102,8 @@ def plan(
 ) -> None:  # fmt: skip
     """Plan a model on hardware: memory, times, cost, what bounds them, and what to do about it.
 
-    Needs no weights. Times are bounds, which nothing beats, unless --calibrate measures.
+    Needs no weights. Times are bounds, which nothing beats; of this machine estimates, once it was
+    calibrated.
     """
     from headrace.errors import UsageError
     from headrace.limits.plan import ask, report
@@ -123,6 +120,8 @@ def plan(
         raise UsageError(
             "Which MODEL? A GGUF file, a config.json, or a name of: headrace plan --list"
         )
+    if calibrate and bounds:
+        raise UsageError("--calibrate makes estimates and --bounds asks for none: take one.")
     question = ask(
         model,
         hardware=hardware,
@@ -138,8 +137,8 @@ def plan(
         settings=setting or (),
         formula=formula,
     )
-    if calibrate or calibration is not None:
-        question = replace(question, calibration=_calibration(question, calibrate, calibration))
+    if not bounds:
+        question = replace(question, calibration=_calibration(question, measure=calibrate))
     table = answer(question)
     sections = explain(question, table.rows) if why else ()
     if form == "json":
@@ -163,32 +162,27 @@ def plan(
             typer.echo(report.explained(sections, width, style))
 
 
-def _calibration(question: Question, measure: bool, file: Path | None) -> Calibration:
-    """Measured now, in the formats of the question's model, or read from the file."""
-    from headrace.bench.host import busy_cpu_s, cpu_name
+def _calibration(question: Question, *, measure: bool) -> Calibration | None:
+    """That of this machine if it is asked about: measured now and kept, or kept before."""
     from headrace.errors import UsageError
-    from headrace.formats.files import read_small_file
-    from headrace.formats.safetensors_header import parse_json_object
-    from headrace.limits.calibrate import Host, calibrate
-    from headrace.limits.estimate import Calibration
-    from headrace.quant.formats import FORMATS
 
-    if not any(h.measured for h in question.hardware):
-        raise UsageError("A calibration is one of this machine: add local to --hardware.")
+    local = next((h.rates for h in question.hardware if h.rates is not None), None)
+    if local is None:
+        if measure:
+            raise UsageError("--calibrate measures this machine: add local to --hardware.")
+        return None
+    from headrace.bench.host import busy_cpu_s, cpu_name
+    from headrace.limits.calibrate import Host, calibrate
+    from headrace.limits.calibrations import find_calibration, save_calibration
+
     if not measure:
-        assert file is not None
-        values = parse_json_object(read_small_file(file, MAX_CALIBRATION_BYTES), str(file))
-        return Calibration.from_dict(values, str(file))
-    used = {w.format.name for w in question.model.program.weights.values() if len(w.shape) > 1}
-    wanted = [name for name in FORMATS if name in used] or ["BF16"]
+        return find_calibration(cpu_name(), local.num_threads, local.isa)
     with LiveLine(sys.stderr) as line:
         found = calibrate(
             Host(cpu_name(), busy_cpu_s),
-            formats=wanted,
             notice=lambda text, done: line.show(f"{text} ({done:.0%})"),
         )
-    if file is not None:
-        file.write_text(json.dumps(found.to_dict(), indent=2) + "\n", encoding="utf-8")
+    save_calibration(found)
     return found
 
 

@@ -14,9 +14,13 @@ import pytest
 import typer
 from asking import ROUND, command, plan_text, planned
 
+from headrace.bench.host import cpu_name
 from headrace.cli.main import app
 from headrace.engine.config import EngineOptions, Machine, resolve
 from headrace.formats.sources import ALIASES, alias_path
+from headrace.limits.calibrations import calibration_path, kernel_version, save_calibration
+from headrace.limits.estimate import Calibration, Curve
+from headrace.limits.machine import quick_rates
 from headrace.limits.plan import ask, plan
 from headrace.limits.plan.report import markdown, text
 from headrace.limits.plan.resolve import resolve_model
@@ -335,3 +339,44 @@ def test_bad_hardware_files_are_one_sentence(content: str, words: str, tmp_path:
     assert out == ""
     assert words in err
     assert err.count("\n") == 1
+
+
+# ---- calibrations -------------------------------------------------------------------------------
+
+
+def test_a_kept_calibration_makes_estimates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand: every kernel at half its roof and nothing fixed takes at least twice the bound."""
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    rates = quick_rates()
+    half = Curve((1,), (0.5,))
+    curves = dict.fromkeys(("row_wise", "linear BF16", "attend 64", "attend 128"), half)
+    kept = Calibration(
+        cpu_name(), rates.num_threads, rates.isa, kernel_version(), "2026-11-30", curves, 0, 0, 0, 0
+    )
+    save_calibration(kept)
+    asked = ("llama-3.2-1b", "--hardware", "local,h100", "--prompt", "64", "--output", "8",
+             "--set", "read_bytes_per_s=1e10", "--set", "bf16_ops_per_s=1e11",
+             "--set", "f32_ops_per_s=1e11")  # fmt: skip
+    found, bounds = planned(*asked), planned(*asked, "--bounds")
+    assert found["question"]["times_of_this_machine"] == "estimate"
+    assert bounds["question"]["times_of_this_machine"] == "bound"
+    (local, h100), (local_bound, h100_bound) = found["rows"], bounds["rows"]
+    assert h100 == h100_bound
+    for name in ("ttft_s", "tpot_s"):
+        assert 2 * local_bound[name] <= local[name] < 2.5 * local_bound[name]
+    text = plan_text(*asked, "--why")
+    assert "Estimates from this machine's calibration; of other hardware" in text
+    assert "roof ÷ share that is reached" in text
+    path = calibration_path(cpu_name(), rates.num_threads, rates.isa)
+    path.write_text("{}")
+    code, out, err = command("plan", *asked)
+    assert (code, out) == (2, "")
+    assert "calibrate anew" in err
+
+
+def test_calibrating_needs_this_machine() -> None:
+    asked = ("plan", "llama-2-7b", "--calibrate")
+    assert "add local to --hardware" in command(*asked, "--hardware", "h100")[2]
+    assert "take one" in command(*asked, "--bounds")[2]

@@ -19,6 +19,7 @@ from types import MappingProxyType
 
 from headrace.errors import UsageError
 from headrace.formats.files import read_small_file
+from headrace.limits.rates import MachineRates
 
 KINDS = ("gpu", "cpu", "apple")
 #: The numbers of a Hardware, and the words for each.
@@ -56,8 +57,8 @@ class Hardware:
     kind: "gpu" | "cpu" | "apple". vendor: "nvidia", "amd", …; "" where nobody said. memory_bytes:
     what models may use. read_bytes_per_s: from that memory. …_ops_per_s: matrix products of that
     number format, with the usual accumulation. cache_bytes: last-level cache; None: activations
-    are not counted as traffic. sources: by name of the number. measured: the rates come from a
-    probe of this very machine.
+    are not counted as traffic. sources: by name of the number. rates: of this very machine, where
+    the numbers come from a probe of it.
     """
 
     name: str
@@ -73,7 +74,12 @@ class Hardware:
     cache_bytes: float | None = None
     vendor: str = ""
     sources: Mapping[str, Source] = field(default_factory=lambda: MappingProxyType({}))
-    measured: bool = False
+    rates: MachineRates | None = None
+
+    @property
+    def measured(self) -> bool:
+        """Whether this is the machine that the plan is made on."""
+        return self.rates is not None
 
 
 def known_hardware() -> dict[str, Hardware]:
