@@ -57,8 +57,8 @@ class Hardware:
     kind: "gpu" | "cpu" | "apple". vendor: "nvidia", "amd", …; "" where nobody said. memory_bytes:
     what models may use. read_bytes_per_s: from that memory. …_ops_per_s: matrix products of that
     number format, with the usual accumulation. cache_bytes: last-level cache; None: activations
-    are not counted as traffic. sources: by name of the number. rates: of this very machine, where
-    the numbers come from a probe of it.
+    are not counted as traffic. sources: by name of the number. measured: the rates come from a
+    probe of the machine itself. rates: of that probe, where it is the machine that plans.
     """
 
     name: str
@@ -74,12 +74,8 @@ class Hardware:
     cache_bytes: float | None = None
     vendor: str = ""
     sources: Mapping[str, Source] = field(default_factory=lambda: MappingProxyType({}))
+    measured: bool = False
     rates: MachineRates | None = None
-
-    @property
-    def measured(self) -> bool:
-        """Whether this is the machine that the plan is made on."""
-        return self.rates is not None
 
 
 def known_hardware() -> dict[str, Hardware]:

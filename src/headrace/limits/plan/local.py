@@ -24,6 +24,7 @@ def local_hardware(rates: MachineRates | None = None) -> Hardware:
         bf16_ops_per_s=rates.bf16_ops_per_s,
         f32_ops_per_s=rates.f32_ops_per_s,
         cache_bytes=rates.llc_bytes,
+        measured=True,
         rates=rates,
     )
 
