@@ -26,7 +26,7 @@ from headrace.ops.recording import (
     RmsNorm,
 )
 from headrace.quant.dequantize import dequantize
-from headrace.quant.tensor import HostTensor
+from headrace.quant.tensor import HostTensor, TensorSpec
 
 if TYPE_CHECKING:
     from headrace.native import _core
@@ -43,7 +43,7 @@ NATIVE_FORMATS: Mapping[str, int] = {
 }
 
 
-def activation_kind(tensor: HostTensor) -> ActivationKind:
+def activation_kind(tensor: TensorSpec) -> ActivationKind:
     """The form in which a matmul by this weight reads its activations (docs/numerics.md)."""
     by_format = {"F32": ActivationKind.F32, "F16": ActivationKind.F32, "BF16": ActivationKind.BF16}
     return by_format.get(tensor.format.name, ActivationKind.INT8)

@@ -12,7 +12,7 @@ from typing import Any
 
 from headrace.limits.plan.formats import main_format
 from headrace.limits.plan.hardware import Hardware
-from headrace.limits.plan.memory import MemoryPlan, plan_memory
+from headrace.limits.plan.memory import MemoryModel, MemoryPlan
 from headrace.limits.plan.paper import paper_of
 from headrace.limits.plan.question import MAX_CONCURRENCY, Question
 from headrace.limits.plan.times import (
@@ -172,6 +172,7 @@ class Planner:
         self.weights = main_format(self.program)
         self.paper = paper_of(self.program, question.kv_format)
         self._costs: dict[int | None, CostModel] = {}
+        self._memory: dict[bool, MemoryModel] = {}
         self._clocks: dict[str, Clock] = {}
 
     def row(self, hardware: Hardware, concurrency: int) -> Row:
@@ -207,13 +208,14 @@ class Planner:
         q = self.question
         if q.formula == "paper":
             return self.paper.memory(context, concurrency)
-        return plan_memory(
-            self.program,
+        packed = hardware.kind == "cpu"
+        if packed not in self._memory:
+            self._memory[packed] = MemoryModel(self.program, packed=packed)
+        return self._memory[packed].plan(
             context=context,
             concurrency=concurrency,
             kv_format=q.kv_format,
             step_tokens=q.budget(hardware, concurrency),
-            packed=hardware.kind == "cpu",
             block_size=q.block_size,
         )
 
