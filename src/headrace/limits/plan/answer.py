@@ -17,7 +17,7 @@ from headrace.limits.plan.table import Row, rows_of
 @dataclass(frozen=True, slots=True)
 class BudgetTable:
     """The answer. rows: hardware by hardware, in the order asked. engines, serve: for the row that
-    the recommendation is about; empty and None where there is none."""
+    the recommendation is about; empty and None where there is none, or nothing to start."""
 
     question: Question
     rows: tuple[Row, ...]
@@ -97,4 +97,5 @@ def plan(question: Question) -> BudgetTable:
         weight_format=main_format(program).name,
         concurrency=focus.concurrency,
     )
-    return BudgetTable(question, rows, recommendation, engines, serve_command(question, focus))
+    serve = None if focus.max_concurrency == 0 else serve_command(question, focus)
+    return BudgetTable(question, rows, recommendation, engines, serve)

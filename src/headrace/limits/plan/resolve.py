@@ -7,7 +7,7 @@ the same however they are computed, so what a file says of them is not looked at
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,9 +92,12 @@ def _existing(name: str) -> Path | None:
     return None
 
 
-def _unknown(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-    hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(known)}."
+def _unknown(name: str, known: Iterable[str]) -> str:
+    names = list(dict.fromkeys(known))
+    near = difflib.get_close_matches(name.lower().rpartition("/")[2], names, n=3, cutoff=0.5)
+    hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(names)}."
+    if name.startswith("hf:") or "/" in name:
+        hint += " Of a Hub model, its config.json is enough: fetch that and give its path."
     return (
         f"There is no model {name[:80]!r}. {hint} A model is a GGUF file, a config.json or its "
         "directory, or one of the known names."
