@@ -58,7 +58,8 @@ class _Limits:
             self._roof = ui.echart(roof.roofline()).classes("hr-chart hr-tall")
             ui.label(
                 "Hollow: kinds of ops of the steps below, where the bound has them. Filled: whole "
-                "steps of this server, as they were. Nothing can lie above its roof."
+                "steps of this server, as they were. One above the roof: the machine was busier when the "
+                "roof was measured, as the server started."
             ).classes("hr-soft")
         with ui.element("section").classes("hr-card").props('aria-label="Against the bound"'):
             ui.label("Generation against the bound").classes("hr-title")
