@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,17 @@ class News:
     new: tuple[Snapshot, ...]
     problem: str | None = None
     restarted: bool = False
+
+
+@contextlib.contextmanager
+def understood(what: str) -> Iterator[None]:
+    """Where a server's values are read that it may not have: raises EndpointError, one sentence."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
+        raise EndpointError(
+            f"The server's {what} have a form that is not known here; are both of one version?"
+        ) from None
 
 
 class Feed:
@@ -83,8 +94,9 @@ class Feed:
                 events = self._backend.events("/events", interval=INTERVAL_S)
                 async with contextlib.aclosing(events):
                     async for event in events:
-                        if event.get("object") == "snapshot":
-                            self._take(event)
+                        with understood("snapshots"):
+                            if event.get("object") == "snapshot":
+                                self._take(event)
                 self._tell("The server has stopped.")
             except EndpointError as error:
                 self._tell(str(error))

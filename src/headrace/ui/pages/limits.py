@@ -11,7 +11,7 @@ from nicegui import ui
 
 from headrace.ui import charts, roof, watch
 from headrace.ui.controls import slider
-from headrace.ui.feed import News
+from headrace.ui.feed import News, understood
 from headrace.ui.live import Live
 from headrace.ui.parts import Sheet, Tiles
 from headrace.ui.shell import Frame
@@ -58,8 +58,8 @@ class _Limits:
             self._roof = ui.echart(roof.roofline()).classes("hr-chart hr-tall")
             ui.label(
                 "Hollow: kinds of ops of the steps below, where the bound has them. Filled: whole "
-                "steps of this server, as they were. One above the roof: the machine was busier when the "
-                "roof was measured, as the server started."
+                "steps of this server, as they were. One above the roof: the machine was busier "
+                "when the roof was measured, as the server started."
             ).classes("hr-soft")
         with ui.element("section").classes("hr-card").props('aria-label="Against the bound"'):
             ui.label("Generation against the bound").classes("hr-title")
@@ -107,7 +107,8 @@ class _Limits:
             asked = dict(self._load)
             found = await self._frame.backend.get("/limits", **asked)
             if asked == self._load:
-                self._show_limits(found)
+                with understood("limits"):
+                    self._show_limits(found)
 
     def _show_limits(self, found: dict[str, Any]) -> None:
         rates, model = found["machine"], found["model"]
@@ -143,7 +144,8 @@ class _Limits:
     async def _follow(self) -> None:
         async with contextlib.aclosing(self._frame.backend.feed.follow()) as news:
             async for one in news:
-                self._show(one)
+                with understood("snapshots"):
+                    self._show(one)
 
     def _show(self, news: News) -> None:
         if news.problem is not None:

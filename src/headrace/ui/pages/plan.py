@@ -11,15 +11,17 @@ from urllib.parse import urlsplit
 
 from nicegui import ui
 
-from headrace.errors import HeadraceError
+from headrace.errors import EndpointError, HeadraceError
 from headrace.limits.plan import Hardware
 from headrace.ui import planning
-from headrace.ui.backend import BackendError
 from headrace.ui.controls import slider
+from headrace.ui.feed import understood
 from headrace.ui.parts import Sheet
 from headrace.ui.planning import Plan, Wish
 from headrace.ui.shell import Frame
 
+#: So long a plan waits for the server's rates, seconds.
+MEET_S = 1.5
 _WHY_COLUMNS = ("what", "formula", "numbers", "result")
 
 
@@ -65,13 +67,15 @@ class _Plan:
         """The machine and the model of the server at hand, where it answers."""
         names = planning.model_names()
         try:
-            limits = await self._frame.backend.get("/limits")
-        except BackendError:
+            async with asyncio.timeout(MEET_S):
+                limits = await self._frame.backend.get("/limits")
+            with understood("limits"):
+                is_here = _is_here(self._frame.backend.url)
+                self._server = planning.server_hardware(limits, is_here=is_here)
+                name, most = str(limits["model"]["name"]), int(limits["model"]["max_model_len"])
+        except (EndpointError, TimeoutError):
             return  # plans need no server
-        self._server = planning.server_hardware(limits, is_here=_is_here(self._frame.backend.url))
-        name = str(limits["model"]["name"])
         if name in names:
-            most = int(limits["model"]["max_model_len"])
             context = max((n for n in planning.LENGTHS if n <= most), default=planning.LENGTHS[0])
             self._wish = replace(self._wish, model=name, context=context)
         if self._server is not None:

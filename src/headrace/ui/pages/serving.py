@@ -9,7 +9,7 @@ from nicegui import ui
 
 from headrace.ui import charts, watch
 from headrace.ui.backend import BackendError
-from headrace.ui.feed import News, Snapshot
+from headrace.ui.feed import News, Snapshot, understood
 from headrace.ui.live import Live
 from headrace.ui.parts import Blocks, Sheet, Tiles, Tree, tree_nodes
 from headrace.ui.shell import Frame
@@ -108,7 +108,8 @@ class _Serving:
     async def _follow(self) -> None:
         async with contextlib.aclosing(self._frame.backend.feed.follow()) as news:
             async for one in news:
-                self._show(one)
+                with understood("snapshots"):
+                    self._show(one)
 
     def _show(self, news: News) -> None:
         if news.problem is not None:
@@ -154,14 +155,14 @@ class _Serving:
         await self._look_at_map()
 
     async def _look_at_map(self) -> None:
-        with contextlib.suppress(BackendError):  # the feed says what is wrong
+        with contextlib.suppress(BackendError), understood("block states"):  # the feed complains
             found = await self._frame.backend.get("/kv_map", group=self._group, max=MAX_CELLS)
             self._live.put(self._map, found["map"])
             self._live.flush()
             _say(self._map_facts, _map_words(found))
 
     async def _look_at_tree(self) -> None:
-        with contextlib.suppress(BackendError):
+        with contextlib.suppress(BackendError), understood("prefixes"):
             found = await self._frame.backend.get("/prefix_tree", max_nodes=MAX_NODES)
             self._live.put(self._tree, tree_nodes(found["list"]))
             self._live.flush()
