@@ -4,6 +4,8 @@
 
     cpu         CPU of the server outside of the engine's steps, per streamed token, at 1 and 32
                 streams (from two looks at /metrics)
+    watch       what somebody who listens to GET /events costs at 16 streams, in shares of a core,
+                in interleaved runs
     throughput  32 streams at once against the same batch through `LLM`, in interleaved runs
     ttft        time to first token at idle, server minus in-process, interleaved
     open        512 streams open at once
@@ -41,6 +43,7 @@ PROMPT = "The mill stood at the end of the headrace, where the water was quiet a
 LIMITS: dict[str, tuple[str, float, str]] = {
     "cpu_us_per_token_at_32": ("≤", 60, "µs"),
     "cpu_us_per_token_at_1": ("≤", 250, "µs"),
+    "listener_share_of_a_core": ("≤", 0.01, ""),
     "throughput_share_of_offline": ("≥", 0.9, ""),
     "added_ttft_ms": ("≤", 5, "ms"),
     "open_streams_failed": ("≤", 0, ""),
@@ -168,6 +171,41 @@ def _cpu_run(server: Server, streams: int, tokens: int) -> dict[str, float]:
     }
 
 
+def watch(options: argparse.Namespace) -> dict[str, float]:
+    """The same at 16 streams, with and without a listener at the highest rate."""
+    costs: dict[bool, list[float]] = {False: [], True: []}
+    speeds: dict[bool, list[float]] = {False: [], True: []}
+    with serving(options.small, "--kv-cache-memory", "512MiB") as server:
+        server.load(body(16), 16, 16)
+        for _ in range(options.runs):
+            for watched in (False, True):
+                with _listener(server) if watched else contextlib.nullcontext():
+                    figures = _cpu_run(server, 16, 256)
+                costs[watched].append(figures["cpu_us_per_token"])
+                speeds[watched].append(figures["tokens_per_s"])
+    alone, more = (statistics.median(costs[watched]) for watched in (False, True))
+    speed = statistics.median(speeds[True])
+    return {
+        "cpu_us_per_token_at_16": alone,
+        "cpu_us_per_token_at_16_watched": more,
+        "listener_share_of_a_core": (more - alone) * speed / 1e6,
+        "watched_share_of_speed": speed / statistics.median(speeds[False]),
+    }
+
+
+@contextlib.contextmanager
+def _listener(server: Server) -> Iterator[None]:
+    """Somebody who reads four snapshots a second."""
+    code = "import sys, urllib.request as u\nfor _ in u.urlopen(sys.argv[1]): pass"
+    url = f"http://127.0.0.1:{server.port}/events?interval=0.25"
+    process = subprocess.Popen([sys.executable, "-c", code, url])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
 def throughput(options: argparse.Namespace) -> dict[str, float]:
     """32 streams through the server and through LLM, one after the other."""
     tokens, streams = 48, 32
@@ -270,8 +308,8 @@ def _leak(options: argparse.Namespace, cache: str, flag: str) -> dict[str, float
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, float]]] = {
-    "cpu": cpu, "throughput": throughput, "ttft": ttft, "open": open_streams, "leak": leak,
-    "leak-anew": leak_anew,
+    "cpu": cpu, "watch": watch, "throughput": throughput, "ttft": ttft, "open": open_streams,
+    "leak": leak, "leak-anew": leak_anew,
 }  # fmt: skip
 
 

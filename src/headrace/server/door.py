@@ -11,6 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from headrace import __version__
 from headrace.engine.account import StepAccount
@@ -37,8 +38,8 @@ from headrace.server.settings import ServeSettings
 from headrace.server.texts import Texts
 
 _LOG = logging.getLogger("headrace.server")
-#: Of the prefix tree that are shown one by one.
-MAX_TREE_NODES = 1000
+#: Nodes of the prefix tree that are shown one by one: usually, and at most.
+USUAL_TREE_NODES, MAX_TREE_NODES = 200, 1000
 
 
 class Door:
@@ -66,7 +67,7 @@ class Door:
         self._ticker: asyncio.Task[None] | None = None
         self.loop: EngineLoop
         self.looks: Looks[CacheLook]
-        self.tree_looks: Looks[TreeLook | None]
+        self._tree_looks: dict[int, Looks[TreeLook | None]]
         self.saves: Saves | None = None  # with --kv-save
         self.account: StepAccount
         self.roofline: Roofline
@@ -108,7 +109,10 @@ class Door:
         """Starts the engine's thread; results arrive on the running asyncio loop."""
         self.loop = EngineLoop(self._engine, asyncio.get_running_loop(), self._deliver)
         self.looks = Looks(self.loop, take_look)
-        self.tree_looks = Looks(self.loop, _tree_shape)
+        self._tree_looks = {
+            most: Looks(self.loop, partial(_tree_shape, max_nodes=most))
+            for most in (USUAL_TREE_NODES, MAX_TREE_NODES)
+        }
         if self.engine_config.kv_save is not None:
             self.saves = Saves(self.loop, self.engine_config.kv_save)
         self.account.on_step = self.loop.meter.step
@@ -201,6 +205,11 @@ class Door:
         tree = self._engine.cache.tree
         return (0, 0) if tree is None else (tree.num_nodes, tree.num_tokens)
 
+    async def tree_shape(self, max_nodes: int) -> TreeLook | None:
+        """So many of the prefix tree's nodes, or more; None without one."""
+        usual = max_nodes <= USUAL_TREE_NODES
+        return await self._tree_looks[USUAL_TREE_NODES if usual else MAX_TREE_NODES].look()
+
     @property
     def cache_stats(self) -> CacheStats | None:
         """Of the prefix tree; None without one."""
@@ -257,10 +266,10 @@ class Door:
                     flow.ping()
 
 
-def _tree_shape(engine: Engine) -> TreeLook | None:
+def _tree_shape(engine: Engine, max_nodes: int) -> TreeLook | None:
     """On the engine's thread; None without a prefix tree."""
     tree = engine.cache.tree
-    return None if tree is None else tree.shape(MAX_TREE_NODES)
+    return None if tree is None else tree.shape(max_nodes)
 
 
 def _short_hash(model: OpenModel) -> str:

@@ -26,7 +26,7 @@ def block_states(pool: BlockPool) -> npt.NDArray[np.int32]:
     """The code of every block."""
     held = np.array(pool.ref_counts, np.int32)
     by_others = held - np.array(pool.tree_counts, np.int32)
-    states = np.clip(by_others, 0, 2)
+    states = np.minimum(np.maximum(by_others, 0), 2)
     states[(by_others <= 0) & (held > 0)] = STATES.index("cached")
     return states
 

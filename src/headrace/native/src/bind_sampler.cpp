@@ -118,8 +118,8 @@ std::shared_ptr<Params> make_params(double temperature, int64_t top_k, double to
 
 // (candidates, entropy, tail mass, log normaliser, [(id, probability)], [logit])
 nb::object snapshot(const Snapshot& s) {
-  return nb::make_tuple(s.num_candidates, s.entropy, s.tail_mass, s.log_normaliser,
-                        nb::cast(s.top), nb::cast(s.logits));
+  return nb::make_tuple(s.num_candidates, s.entropy, s.tail_mass, s.log_normaliser, nb::cast(s.top),
+                        nb::cast(s.logits));
 }
 
 // None, or (model snapshot, [(stage, active, snapshot after it)],

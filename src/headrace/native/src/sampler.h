@@ -79,16 +79,16 @@ class SamplerState {
 // A distribution as a trace shows it. probability = e^(logit − log_normaliser).
 struct Snapshot {
   int64_t num_candidates;
-  double entropy;         // nats
-  double tail_mass;       // probability of the candidates not named
-  double log_normaliser;  // ln Σ e^logit over all candidates
+  double entropy;                               // nats
+  double tail_mass;                             // probability of the candidates not named
+  double log_normaliser;                        // ln Σ e^logit over all candidates
   std::vector<std::pair<int32_t, double>> top;  // id, probability
   std::vector<double> logits;                   // of top
 };
 // The same at the temperatures of a trace's grid, of the logits after bias and penalties.
-constexpr std::array<double, 24> kTraceTemperatures{
-    0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0,
-    1.1, 1.2,  1.3, 1.4,  1.5, 1.6, 1.7, 1.8, 1.9, 2.0, 3.0, 5.0};
+constexpr std::array<double, 24> kTraceTemperatures{0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6,
+                                                    0.7, 0.8,  0.9, 1.0,  1.1, 1.2, 1.3, 1.4,
+                                                    1.5, 1.6,  1.7, 1.8,  1.9, 2.0, 3.0, 5.0};
 struct GridPoint {
   double temperature, entropy, log_normaliser;
 };

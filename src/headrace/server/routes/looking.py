@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from headrace.server.context import context_of, open_door
-from headrace.server.door import MAX_TREE_NODES
+from headrace.server.door import MAX_TREE_NODES, USUAL_TREE_NODES
 from headrace.server.errors import invalid
 from headrace.server.kv_states import block_states, state_counts, state_map
 from headrace.server.listening import EventStream
@@ -57,8 +57,8 @@ async def kv_map(request: Request) -> Response:
 async def prefix_tree(request: Request) -> Response:
     """The shape of the prefix tree: its most recently used nodes, by length, salt and use."""
     door = open_door(request, to_look=True)
-    max_nodes = _integer(request, "max_nodes", 200, 1, MAX_TREE_NODES)
-    tree = await door.tree_looks.look()
+    max_nodes = _integer(request, "max_nodes", USUAL_TREE_NODES, 1, MAX_TREE_NODES)
+    tree = await door.tree_shape(max_nodes)
     nodes = [] if tree is None else tree.nodes[:max_nodes]
     return JSONResponse(
         {
