@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import uvicorn
@@ -51,14 +52,28 @@ def serve(
     )
 
     async def run() -> None:
+        server = _Server(config)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, server.end)
         async with dashboard.running():
             shown = f"[{host}]" if ":" in host else host
             told(f"http://{shown}:{listener.getsockname()[1]}{PREFIX}/")
-            await uvicorn.Server(config).serve(sockets=[listener])
+            await server.serve(sockets=[listener])
 
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(run())
+    asyncio.run(run())
+
+
+class _Server(uvicorn.Server):
+    """Signals are ours: the first ends it in order, the next does not wait."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def end(self) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
 
 
 def _bind(host: str, port: int) -> socket.socket:
