@@ -43,11 +43,12 @@ def _cells(browser: Browser, stage: str) -> list[float | None]:
 def _set(browser: Browser, name: str, value: float) -> None:
     """Moves a slider with the keyboard, as anybody can."""
     slider = browser.one(f".q-slider[aria-label='{name}']")
+    track = slider.find_element("css selector", "[tabindex='0']")
     for _ in range(400):
         now = float(slider.get_attribute("aria-valuenow"))
         if abs(now - value) < 1e-6:
             return
-        slider.send_keys(Keys.ARROW_RIGHT if now < value else Keys.ARROW_LEFT)
+        track.send_keys(Keys.ARROW_RIGHT if now < value else Keys.ARROW_LEFT)
     raise AssertionError(f"{name} does not reach {value}")
 
 

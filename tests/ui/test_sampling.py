@@ -28,7 +28,7 @@ def test_a_position_and_a_grid(browser: Browser, dashboard: str, server: LiveSer
     browser.wait(
         lambda: browser.text().count("distinct-2 ") >= 12, "twelve outputs")  # fmt: skip
     greedy = browser.all(".hr-grid tbody tr:first-child .hr-flow")
-    assert len({cell.text for cell in greedy}) == 1
+    browser.wait(lambda: len({cell.text for cell in greedy}) == 1, "equal greedy outputs")
     browser.shoot_all("sampling")
 
 

@@ -11,7 +11,7 @@ export default {
       <th scope="row" :title="'token ' + r.id"><span class="hr-mono hr-candidate">{{ r.text }}</span>
         <span v-if="r.drawn" class="hr-soft"> ◀ drawn</span></th>
       <td v-for="(p, i) in r.cells" :key="i" :data-p="p" :data-stage="view.columns[i].name">
-        <template v-if="p !== null"><div class="hr-bar" :style="{ width: `calc((100% - 16px) * ${p})` }"></div>
+        <template v-if="p !== null"><div class="hr-bar" :style="{ width: 'calc((100% - 16px) * ' + p + ')' }"></div>
         <span>{{ percent(p) }}</span></template>
         <span v-else class="hr-soft">{{ r.words[i] }}</span></td>
       <td><button class="hr-fork" :disabled="view.busy" @click="$emit('fork', r.id)"
