@@ -32,7 +32,7 @@ from live_server import ROOT
 #: Where screenshots go, for people to look at.
 SCREENSHOTS = Path(os.environ.get("HEADRACE_SCREENSHOTS", ROOT / "build" / "screenshots"))
 DESKTOP, PHONE = (1280, 800), (390, 844)
-WAIT_S = 15.0
+WAIT_S = 40.0
 _AT = re.compile(r"The dashboard is at (http://\S+)")
 _LOCAL = {"127.0.0.1", "localhost"}
 
