@@ -89,7 +89,7 @@ def test_the_program_agrees_and_says_what_differs(options: tuple[str, ...]) -> N
     for batch in (1, 64, 256):
         for name in ("tpot_s", "total_tok_per_s", "usd_per_mtok"):
             assert program[batch][name] == pytest.approx(paper[batch][name], rel=0.02)
-        for part in ("weights", "kv"):
+        for part in ("weights", "kv", "total"):
             exact, closed = (r[batch]["memory_bytes"][part] for r in (program, paper))
             assert exact == pytest.approx(closed, rel=0.02)
     text = plan_text(*ASKED, *options, "--why")

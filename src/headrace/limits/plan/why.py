@@ -167,9 +167,13 @@ def _memory(planner: Planner, row: Row, *, paper: bool) -> Iterator[Line]:
             _bytes(memory.kv),
         )
         budget = q.budget(row.hardware, n)
-        formula = f"buffers of a step of {budget:,} tokens"
+        formula = f"buffers of a step of {budget:,} tokens, rotary tables"
         yield Line("activations", formula, "", _bytes(memory.activations))
-        yield Line("other", "the process itself", "", _bytes(memory.overhead))
+        ours = row.hardware.kind == "cpu"
+        other = (
+            "the process, its vocabulary, its requests" if ours else "of another engine: not known"
+        )
+        yield Line("other", other, "", _bytes(memory.overhead))
         yield Line(
             "total",
             "weights + KV + activations + other",
@@ -354,15 +358,15 @@ def _rates(row: Row) -> Iterator[Line]:
 
 
 def differences(planner: Planner, row: Row, rates: MachineRates) -> Iterator[Line]:
-    """From the closed form's bytes of a generating step to the program's, item by item; the items
-    add up exactly."""
+    """From the closed form's bytes of a generating step, and of memory, to the program's, item by
+    item; the items add up exactly."""
     load = planner.load(row.hardware, row.concurrency)
     context, n = decode_contexts(load)[1], row.concurrency
     total = planner.costs(row.hardware).step(chunks_of(decode_step(load))).total
     paper: Paper = planner.paper
     closed = paper.step_bytes(context, n)
     yield Line(
-        "closed form",
+        "a step, closed form",
         "parameters + requests × KV of the context",
         f"{paper.parameter_bytes:,.0f} + {n} × {context * paper.kv_bytes_per_position:,}",
         f"{_bytes(closed)}, {shown_s(closed / rates.read_bytes_per_s)}",
@@ -370,15 +374,38 @@ def differences(planner: Planner, row: Row, rates: MachineRates) -> Iterator[Lin
     items = byte_differences(planner, total, context, n)
     for what, (reason, size) in items.items():
         if round(size):
-            yield Line(what, reason, "", f"{_signed(size)} bytes")
+            yield Line(f"  {what}", reason, "", f"{_signed(size)} bytes")
     change = total.num_bytes / closed - 1
     yield Line(
-        "program",
+        "a step",
         "the sum of these",
         "",
         f"{_bytes(total.num_bytes)}, {shown_s(total.num_bytes / rates.read_bytes_per_s)} "
         f"({change:+.2%})",
     )
+    yield from _memory_differences(planner, row)
+
+
+def _memory_differences(planner: Planner, row: Row) -> Iterator[Line]:
+    closed = planner.paper.memory(planner.question.context, row.concurrency)
+    numbers = f"{closed.weights:,} + {closed.kv:,}"
+    yield Line("memory, closed form", "parameters + KV", numbers, _bytes(closed.total))
+    packed = row.hardware.kind == "cpu"
+    now = row.memory
+    for what, reason, size in (
+        (
+            "weights",
+            "as kernels keep them" if packed else "norms, biases",
+            now.weights - closed.weights,
+        ),
+        ("KV", "whole blocks; windows need less", now.kv - closed.kv),
+        ("activations", "buffers, rotary tables", now.activations),
+        ("other", "the process", now.overhead),
+    ):
+        if size:
+            yield Line(f"  {what}", reason, "", f"{_signed(size)} bytes")
+    change = now.total / closed.total - 1
+    yield Line("memory", "the sum of these", "", f"{_bytes(now.total)} ({change:+.2%})")
 
 
 def byte_differences(
