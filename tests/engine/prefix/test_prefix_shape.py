@@ -31,6 +31,16 @@ def test_a_small_tree_is_shown_whole() -> None:
     assert [node.num_holders for node in shape(drawn.tree.store, 10).nodes] == [0, 0, 0]
 
 
+@pytest.mark.parametrize("windows", [(6,), (None, 6)])
+def test_holders_are_seen_where_layers_have_windows(windows: tuple[int | None, ...]) -> None:
+    drawn = Drawn(*windows)
+    drawn.leave("abcd efgh ij")
+    held = drawn.share(drawn.match("abcd efgh ijkl"))
+    assert [node.num_holders for node in shape(drawn.tree.store, 10).nodes] == [1]
+    drawn.manager.close(held)
+    assert [node.num_holders for node in shape(drawn.tree.store, 10).nodes] == [0]
+
+
 def test_parents_come_first_and_fewer_are_the_first_of_more() -> None:
     drawn = grown(40)
     whole = shape(drawn.tree.store, 1000)

@@ -28,7 +28,8 @@ class SaltSummary:
 @dataclass(frozen=True, slots=True)
 class NodeLook:
     """A node. parent: its place in the list, None = below the root of its salt. num_children: also
-    those that are not in the list. num_holders: sequences and pins that hold its first block."""
+    those that are not in the list. num_holders: sequences and pins that hold its first block, or
+    its last where all layers have windows."""
 
     parent: int | None
     salt: str
@@ -86,9 +87,13 @@ def _spread(items: Sequence[T], most: int) -> Sequence[T]:
 
 
 def _holders(store: NodeStore, node: Node) -> int:
-    if not store.full_groups:
+    if store.full_groups:
+        group, block = store.full_groups[0], node.blocks[0]
+    elif node.entry is not None and node.entry.blocks[0]:
+        group, block = store.window_groups[0], node.entry.blocks[0][-1]
+    else:
         return 0
-    pool, block = store.manager.pools[store.full_groups[0]], node.blocks[0]
+    pool = store.manager.pools[group]
     return pool.ref_counts[block] - pool.tree_counts[block]
 
 
