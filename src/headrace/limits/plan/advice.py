@@ -57,21 +57,22 @@ class Recommendation:
     steps: tuple[Advice, ...]
 
 
-def recommend(question: Question, rows: Sequence[Row]) -> Recommendation:
-    """Reads the rows; asks again for every step of advice."""
+def recommend(planner: Planner, rows: Sequence[Row]) -> Recommendation:
+    """Reads the planner's rows; asks again for every step of advice."""
     by_hardware: dict[str, list[Row]] = {}
     for row in rows:
         by_hardware.setdefault(row.hardware.name, []).append(row)
-    verdicts = tuple(_verdict(question, group) for group in by_hardware.values())
-    choice, focus = _choice(question, rows)
-    steps = () if focus is None or focus.times is None else tuple(_steps(question, focus))
+    verdicts = tuple(_verdict(planner, group) for group in by_hardware.values())
+    choice, focus = _choice(rows)
+    steps = () if focus is None or focus.times is None else tuple(_steps(planner, focus))
     return Recommendation(verdicts, choice, focus, steps)
 
 
 # ---- hardware -----------------------------------------------------------------------------------
 
 
-def _verdict(question: Question, rows: Sequence[Row]) -> str:
+def _verdict(planner: Planner, rows: Sequence[Row]) -> str:
+    question = planner.question
     hardware, name = rows[0].hardware, rows[0].hardware.name
     if hardware.memory_bytes is None:
         return f"{name}: its memory is not known, so nobody can say what fits."
@@ -79,7 +80,7 @@ def _verdict(question: Question, rows: Sequence[Row]) -> str:
     context = f"{question.context:,} tokens"
     largest = rows[-1] if rows[-1].concurrency >= rows[0].concurrency else rows[0]
     if not most:
-        one = Planner(question).memory(hardware, question.context, 1).total
+        one = planner.memory(hardware, question.context, 1).total
         together = -(-one // int(hardware.memory_bytes))
         return (
             f"{name}: not even one request of {context} fits, by "
@@ -107,7 +108,7 @@ def _verdict(question: Question, rows: Sequence[Row]) -> str:
     return text
 
 
-def _choice(question: Question, rows: Sequence[Row]) -> tuple[str, Row | None]:
+def _choice(rows: Sequence[Row]) -> tuple[str, Row | None]:
     known = [r for r in rows if r.times is not None]
     fitting = [r for r in known if r.fits and r.meets is not False]
     names = {r.hardware.name for r in rows}
@@ -146,9 +147,9 @@ def _nearest(rows: Sequence[Row]) -> Row | None:
 # ---- what to do ---------------------------------------------------------------------------------
 
 
-def _steps(question: Question, row: Row) -> Iterator[Advice]:
-    program = replace(question, formula="program")
-    planner = Planner(program)
+def _steps(asked: Planner, row: Row) -> Iterator[Advice]:
+    question = replace(asked.question, formula="program", ttft_s=None, tpot_s=None)
+    planner = asked.asked(question)
     yield _batching(planner, row)
     yield _paging(planner, row)
     yield _fusion(planner, row)
@@ -184,7 +185,7 @@ def _paging(planner: Planner, row: Row) -> Advice:
     if limit is None or not row.max_concurrency or used >= question.context:
         text = "Every request fills its context, so blocks on demand save little here."
         return Advice(Stage.LOSSLESS, title, False, text)
-    shorter = Planner(replace(question, context=used, prompt=min(question.prompt, used)))
+    shorter = planner.asked(replace(question, context=used, prompt=min(question.prompt, used)))
     most = shorter.max_concurrency(row.hardware, limit)
     what = "requests as long as yours" if question.output else "requests that use half of it"
     text = (
@@ -294,12 +295,8 @@ def _changed(
 ) -> tuple[bool, str]:
     """Memory, time and room of the row with another program or question, next to what it has; and
     whether time or room gains a twentieth or more."""
-    model = replace(question.model, program=program)
-    asked = (planner.question, replace(question, model=model))
-    before, then = (
-        Planner(replace(q, ttft_s=None, tpot_s=None)).row(row.hardware, row.concurrency)
-        for q in asked
-    )
+    other = planner.asked(replace(question, model=replace(question.model, program=program)))
+    before, then = (p.row(row.hardware, row.concurrency) for p in (planner, other))
     worth = False
     parts = [f"{shown_gb(before.memory.total)} → {shown_gb(then.memory.total)} GB"]
     if before.times is not None and then.times is not None:

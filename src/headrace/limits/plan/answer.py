@@ -11,7 +11,7 @@ from headrace.limits.plan.flags import ServeCommand, serve_command
 from headrace.limits.plan.formats import main_format
 from headrace.limits.plan.hardware import NUMBERS
 from headrace.limits.plan.question import Question
-from headrace.limits.plan.table import Row, rows_of
+from headrace.limits.plan.table import Planner, Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,9 @@ class BudgetTable:
 
 def plan(question: Question) -> BudgetTable:
     """Answers a question; some 0.1 s, without any weights."""
-    rows = rows_of(question)
-    recommendation = recommend(question, rows)
+    planner = Planner(question)
+    rows = planner.rows()
+    recommendation = recommend(planner, rows)
     focus = recommendation.focus
     if focus is None:
         return BudgetTable(question, rows, recommendation, (), None)

@@ -153,16 +153,6 @@ class Row:
         }
 
 
-def rows_of(question: Question) -> tuple[Row, ...]:
-    """Every hardware with every concurrency, in the order asked."""
-    planner = Planner(question)
-    return tuple(
-        planner.row(hardware, concurrency)
-        for hardware in question.hardware
-        for concurrency in question.concurrency
-    )
-
-
 class Planner:
     """Answers one question row by row; keeps the cost models it needs. One thread at a time."""
 
@@ -174,8 +164,30 @@ class Planner:
         self._costs: dict[int | None, CostModel] = {}
         self._memory: dict[bool, MemoryModel] = {}
         self._clocks: dict[str, Clock] = {}
+        self._rows: dict[tuple[str, int], Row] = {}
+
+    def rows(self) -> tuple[Row, ...]:
+        """Every hardware with every concurrency, in the order asked."""
+        q = self.question
+        return tuple(self.row(h, n) for h in q.hardware for n in q.concurrency)
+
+    def asked(self, question: Question) -> Planner:
+        """Another question's planner; what both count the same is counted once."""
+        other = Planner(question)
+        if other.program is self.program:
+            other._memory = self._memory
+            same = ("kv_format", "calibration")
+            if all(getattr(question, name) == getattr(self.question, name) for name in same):
+                other._costs, other._clocks = self._costs, self._clocks
+        return other
 
     def row(self, hardware: Hardware, concurrency: int) -> Row:
+        key = hardware.name, concurrency
+        if key not in self._rows:
+            self._rows[key] = self._row(hardware, concurrency)
+        return self._rows[key]
+
+    def _row(self, hardware: Hardware, concurrency: int) -> Row:
         q = self.question
         load = self.load(hardware, concurrency)
         times = self.times(hardware, load)
