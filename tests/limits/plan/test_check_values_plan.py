@@ -104,7 +104,7 @@ def test_cache_of_a_7b_shape(kv_heads: int, gib: float) -> None:
     requests, four times the cache; narrow weights change nothing of it."""
     asked = ("llama-2-7b", "--hardware", "h100", "--ctx", "4k", "--concurrency", "1,4",
              "--set", f"num_kv_heads={kv_heads}")  # fmt: skip
-    for options in ((), ("--quant", "q4_k"), PAPER):
+    for options in (("--quant", "q4_k"), PAPER):
         one, four = planned(*asked, *options)["rows"]
         assert one["memory_bytes"]["kv"] == gib * 2**30
         assert four["memory_bytes"]["kv"] == 4 * one["memory_bytes"]["kv"]

@@ -22,7 +22,7 @@ from headrace.limits.calibrations import calibration_path, kernel_version, save_
 from headrace.limits.estimate import Calibration, Curve
 from headrace.limits.machine import quick_rates
 from headrace.limits.plan import ask, plan
-from headrace.limits.plan.report import markdown, text
+from headrace.limits.plan.report import text
 from headrace.limits.plan.resolve import resolve_model
 
 ROOT = Path(__file__).parents[3]
@@ -177,8 +177,7 @@ def test_an_alias_that_was_not_fetched_is_planned_from_its_description(
 # ---- what people read ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_the_page_keeps_to_the_width(width: int) -> None:
+def test_the_page_keeps_to_the_width() -> None:
     question = ask(
         "llama-3.1-8b",
         hardware="h100,l40s,m4-max,mi300x",
@@ -187,14 +186,16 @@ def test_the_page_keeps_to_the_width(width: int) -> None:
         output="256",
         tpot="50ms",
     )
-    page = text(plan(question), width)
-    assert max(map(len, page.splitlines())) <= width
-    for word in ("weights", "KV", "fits", "most", "TTFT", "TPOT", "$/Mtok", "Recommendation"):
-        assert word in page
-    order = [page.index(f"{i}. {s}") for i, s in
-             ((1, "lossless"), (2, "quantisation"), (3, "architecture"))]  # fmt: skip
-    assert order == sorted(order)
-    assert "cheap" not in markdown(plan(question))
+    table = plan(question)
+    for width in (80, 100, 120):
+        page = text(table, width)
+        assert max(map(len, page.splitlines())) <= width
+        for word in ("weights", "KV", "fits", "most", "TTFT", "TPOT", "$/Mtok", "Recommendation"):
+            assert word in page
+        stages = ("1. lossless", "2. quantisation", "3. architecture")
+        order = [page.index(stage) for stage in stages]
+        assert order == sorted(order)
+    assert "joining" in page  # at 120 columns nothing is left away
 
 
 def test_the_cheapest_that_fits_is_chosen() -> None:
@@ -223,9 +224,12 @@ def test_advice_follows_the_load(machine: str) -> None:
     assert long["fp8 KV cache"]
 
 
-def test_the_command_to_start_is_one_and_holds_what_was_planned() -> None:
+@pytest.mark.parametrize("concurrency", ["7", "300"])
+def test_the_command_to_start_is_one_and_holds_what_was_planned(concurrency: str) -> None:
     """Typer takes its words, and the engine makes of them exactly the pools of the plan."""
-    question = ask("qwen3-8b", hardware="epyc-9654", context="5000", concurrency="7", quant="q4_k")
+    question = ask(
+        "qwen3-8b", hardware="epyc-9654", context="5000", concurrency=concurrency, quant="q4_k"
+    )
     table = plan(question)
     assert table.serve is not None
     words = list(table.serve.command)
@@ -236,6 +240,7 @@ def test_the_command_to_start_is_one_and_holds_what_was_planned() -> None:
     options = EngineOptions(
         max_model_len=parsed["max_model_len"],
         max_num_seqs=parsed["max_num_seqs"],
+        max_num_batched_tokens=parsed["max_num_batched_tokens"],
         kv_cache_dtype=parsed["kv_cache_dtype"],
         kv_cache_memory=parsed["kv_cache_memory"],
         block_size=parsed["block_size"],
@@ -244,6 +249,7 @@ def test_the_command_to_start_is_one_and_holds_what_was_planned() -> None:
     config = resolve(options, program.kv_groups, program.max_context, Machine(None, 2))
     assert config.pools.total_bytes == table.rows[0].memory.kv
     assert config.max_model_len == 5000
+    assert config.max_num_batched_tokens == question.budget("cpu", int(concurrency))
 
 
 # ---- bad input ----------------------------------------------------------------------------------

@@ -6,13 +6,12 @@ import shlex
 from dataclasses import dataclass
 
 from headrace.engine.config import DEFAULT_MAX_MODEL_LEN
-from headrace.limits.plan.question import Question
+from headrace.limits.plan.question import STEP_TOKENS, Question
 from headrace.limits.plan.table import Row
 from headrace.ops.kv import KVFormat
 from headrace.ops.quantize import QUANTISERS
 
 DEFAULT_MAX_NUM_SEQS = 64
-DEFAULT_STEP_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +41,9 @@ def serve_command(question: Question, row: Row) -> ServeCommand:
         words += ["--max-model-len", str(question.context)]
     if seqs != DEFAULT_MAX_NUM_SEQS:
         words += ["--max-num-seqs", str(seqs)]
-    batched = question.step_tokens
-    if batched is not None and batched != DEFAULT_STEP_TOKENS:
-        words += ["--max-num-batched-tokens", str(max(batched, seqs))]
+    batched = question.budget("cpu", seqs)
+    if batched != max(STEP_TOKENS["cpu"], seqs):  # what the engine would take
+        words += ["--max-num-batched-tokens", str(batched)]
     if question.kv_format in (KVFormat.F16, KVFormat.F32):
         words += ["--kv-cache-dtype", question.kv_format.value]
     elif question.kv_format is not KVFormat.BF16:

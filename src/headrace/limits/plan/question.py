@@ -50,10 +50,10 @@ class Question:
     quantized: str | None = None
     calibration: Calibration | None = None
 
-    def budget(self, hardware: Hardware, concurrency: int) -> int:
-        """Most tokens of a step on some hardware: room for every sequence and as many prompt
+    def budget(self, kind: str, concurrency: int) -> int:
+        """Most tokens of a step on a kind of hardware: room for every sequence and as many prompt
         tokens."""
-        return max(self.step_tokens or STEP_TOKENS[hardware.kind], 2 * concurrency)
+        return max(self.step_tokens or STEP_TOKENS[kind], 2 * concurrency)
 
 
 def ask(

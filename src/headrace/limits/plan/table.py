@@ -211,7 +211,7 @@ class Planner:
 
     def load(self, hardware: Hardware, concurrency: int) -> Load:
         q = self.question
-        budget = q.budget(hardware, concurrency)
+        budget = q.budget(hardware.kind, concurrency)
         return Load(concurrency, q.context, q.prompt, q.output, budget)
 
     # ---- memory ---------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class Planner:
             context=context,
             concurrency=concurrency,
             kv_format=q.kv_format,
-            step_tokens=q.budget(hardware, concurrency),
+            step_tokens=q.budget(hardware.kind, concurrency),
             block_size=q.block_size,
         )
 

@@ -166,7 +166,7 @@ def _memory(planner: Planner, row: Row, *, paper: bool) -> Iterator[Line]:
             f"{n} × {memory.kv / n:,.0f}",
             _bytes(memory.kv),
         )
-        budget = q.budget(row.hardware, n)
+        budget = q.budget(row.hardware.kind, n)
         formula = f"buffers of a step of {budget:,} tokens, rotary tables"
         yield Line("activations", formula, "", _bytes(memory.activations))
         ours = row.hardware.kind == "cpu"
