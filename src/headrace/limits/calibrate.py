@@ -75,6 +75,8 @@ _ENOUGH_S = 0.012
 _OTHERS_SHARE = 0.1
 _TRIES = 6
 _PAUSE_S = 0.2
+#: After so many seconds nothing is repeated any more.
+_PATIENCE_S = 60.0
 
 #: Told what is about to happen and how much of the whole is done, 0 … 1.
 Notice = Callable[[str, float], None]
@@ -98,8 +100,8 @@ def calibrate(
     formats: Iterable[str] = tuple(FORMATS),
     notice: Notice = lambda text, done: None,
 ) -> Calibration:
-    """Measures this machine, 30-60 s for all formats on a quiet one. formats: names of those that
-    linears are measured in. Raises like MachineProbe."""
+    """Measures this machine, about a minute for all formats on a quiet one. formats: names of
+    those that linears are measured in. Raises like MachineProbe."""
     probe = MachineProbe(num_threads, isa)
     quiet = _Quiet(host.busy_s)
     wanted = [FORMATS[name] for name in dict.fromkeys(formats)]
@@ -160,6 +162,7 @@ class _Quiet:
 
     def __init__(self, busy_s: Callable[[], float]) -> None:
         self._busy_s = busy_s
+        self._end = time.perf_counter() + _PATIENCE_S
 
     def __call__(self, measure: Callable[[], T]) -> T:
         tries: list[tuple[float, T]] = []
@@ -170,7 +173,7 @@ class _Quiet:
             wall = time.perf_counter() - wall
             others = (self._busy_s() - busy - own) / (wall * len(os.sched_getaffinity(0)))
             tries.append((others, result))
-            if others <= _OTHERS_SHARE:
+            if others <= _OTHERS_SHARE or time.perf_counter() > self._end:
                 break
             time.sleep(_PAUSE_S)
         return min(tries, key=lambda one: one[0])[1]
