@@ -8,10 +8,10 @@ import pytest
 from asking import ROUND, planned
 
 from headrace.limits.plan import ask
+from headrace.limits.plan.differences import byte_differences
 from headrace.limits.plan.hardware import parse_hardware
 from headrace.limits.plan.table import Planner
 from headrace.limits.plan.times import chunks_of, decode_contexts, decode_step
-from headrace.limits.plan.why import byte_differences
 
 [HARDWARE, BLANK] = parse_hardware(ROUND, "round").values()
 

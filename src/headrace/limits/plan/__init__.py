@@ -2,8 +2,9 @@
 
     resolve.py   MODEL → PlanModel        hardware.py  --hardware → Hardware
     question.py  what is asked            memory.py, times.py, paper.py  the numbers of one row
-    table.py     plan(question) → BudgetTable   advice.py, engines.py, flags.py  what to make of it
-    why.py, report.py  every formula with its numbers, and the pages people read
+    table.py     the rows                 advice.py, engines.py, flags.py  what to make of them
+    answer.py    plan(question) → BudgetTable
+    why.py, differences.py, report.py  every formula with its numbers, and the pages people read
 
 Reads file headers and descriptions only: no weights, no torch. docs/plan.md explains the numbers.
 """
@@ -12,7 +13,7 @@ from headrace.limits.plan.answer import BudgetTable, plan
 from headrace.limits.plan.hardware import Hardware
 from headrace.limits.plan.question import Question, ask
 from headrace.limits.plan.resolve import PlanModel, resolve_model
-from headrace.limits.plan.table import Row
+from headrace.limits.plan.row import Row
 
 __all__ = [
     "BudgetTable",

@@ -15,7 +15,8 @@ from headrace.limits.bound import Peaks, bound
 from headrace.limits.plan.formats import Fp8KV, requantized, weight_format
 from headrace.limits.plan.overrides import Overrides, changed_model
 from headrace.limits.plan.question import Question
-from headrace.limits.plan.table import Planner, Row
+from headrace.limits.plan.row import Row
+from headrace.limits.plan.table import Planner
 from headrace.limits.plan.times import Load, Part, chunks_of, decode_contexts, decode_step, rates_of
 from headrace.limits.plan.words import figures, shown_gb, shown_s, shown_usd
 from headrace.models.outline import ModelOutline
@@ -78,7 +79,7 @@ def _verdict(planner: Planner, rows: Sequence[Row]) -> str:
         return f"{name}: its memory is not known, so nobody can say what fits."
     most = rows[0].max_concurrency or 0
     context = f"{question.context:,} tokens"
-    largest = rows[-1] if rows[-1].concurrency >= rows[0].concurrency else rows[0]
+    largest = max(rows, key=lambda r: r.concurrency)
     if not most:
         one = planner.memory(hardware, question.context, 1).total
         together = -(-one // int(hardware.memory_bytes))
@@ -123,7 +124,7 @@ def _choice(rows: Sequence[Row]) -> tuple[str, Row | None]:
     if priced:
         best = min(priced, key=lambda r: r.sustained_usd_per_mtok or r.usd_per_mtok or 0.0)
         cost = best.sustained_usd_per_mtok or best.usd_per_mtok
-        why = f"{shown_usd(cost)} $ per million tokens, the least of what fits"
+        why = f"${shown_usd(cost)} per million tokens, the least of what fits"
         unpriced = names - {r.hardware.name for r in priced}
         if unpriced:
             why += f" and has a price ({', '.join(sorted(unpriced))}: none, or nothing fits)"

@@ -11,7 +11,8 @@ from headrace.limits.plan.flags import ServeCommand, serve_command
 from headrace.limits.plan.formats import main_format
 from headrace.limits.plan.hardware import NUMBERS
 from headrace.limits.plan.question import Question
-from headrace.limits.plan.table import Planner, Row
+from headrace.limits.plan.row import Row
+from headrace.limits.plan.table import Planner
 
 
 @dataclass(frozen=True, slots=True)

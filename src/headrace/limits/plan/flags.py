@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from headrace.engine.config import DEFAULT_MAX_MODEL_LEN
 from headrace.limits.plan.question import STEP_TOKENS, Question
-from headrace.limits.plan.table import Row
+from headrace.limits.plan.row import Row
 from headrace.ops.kv import KVFormat
 from headrace.ops.quantize import QUANTISERS
 

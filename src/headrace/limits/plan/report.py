@@ -16,8 +16,8 @@ from headrace.limits.plan.advice import Stage
 from headrace.limits.plan.answer import BudgetTable
 from headrace.limits.plan.formats import main_format
 from headrace.limits.plan.hardware import Hardware
-from headrace.limits.plan.table import Row
-from headrace.limits.plan.why import Section
+from headrace.limits.plan.lines import Section
+from headrace.limits.plan.row import Row
 from headrace.limits.plan.words import (
     DASH,
     figures,

@@ -1,19 +1,17 @@
-"""Every formula of a row with its numbers put in (`--why`), and how it differs from the paper's.
-
-A line is what, formula, numbers, result; a reader with a calculator gets the same.
-"""
+"""Every formula of a row with its numbers put in (`--why`), and how it differs from the paper's."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from headrace.limits.bound import Peaks, bound
 from headrace.limits.estimate import Calibration, parts_of
-from headrace.limits.plan.paper import Paper
+from headrace.limits.plan.differences import differences
+from headrace.limits.plan.lines import Line, Section, in_bytes, signed
 from headrace.limits.plan.question import Question
-from headrace.limits.plan.table import Planner, Row, Times, peak_of
+from headrace.limits.plan.row import Row, Times
+from headrace.limits.plan.table import Planner, peak_of
 from headrace.limits.plan.times import (
     Load,
     Step,
@@ -28,32 +26,6 @@ from headrace.limits.plan.words import figures, shown_s, shown_usd
 from headrace.limits.rates import MachineRates
 from headrace.ops.cost import CostModel
 from headrace.ops.counts import Totals, Unit
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """what = formula = numbers = result."""
-
-    what: str
-    formula: str
-    numbers: str
-    result: str
-
-    def to_dict(self) -> dict[str, str]:
-        return {
-            "what": self.what,
-            "formula": self.formula,
-            "numbers": self.numbers,
-            "result": self.result,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """Some lines that belong together."""
-
-    title: str
-    lines: tuple[Line, ...]
 
 
 def why(question: Question, rows: tuple[Row, ...]) -> tuple[Section, ...]:
@@ -95,13 +67,13 @@ def _model(planner: Planner, *, paper: bool) -> Iterator[Line]:
             "weights",
             "parameters × bytes of one",
             f"{closed.num_parameters:,} × {closed.bytes_per_parameter:.4g}",
-            _bytes(closed.parameter_bytes),
+            in_bytes(closed.parameter_bytes),
         )
         yield Line(
             "KV of a token",
             "2·K·D·L × bytes of a number",
             f"2·{k}·{d}·{layers} × {kv.element_bytes}",
-            _bytes(closed.kv_bytes_per_position),
+            in_bytes(closed.kv_bytes_per_position),
         )
     else:
         yield from _weights(planner)
@@ -125,7 +97,10 @@ def _weights(planner: Planner) -> Iterator[Line]:
         bits[weight.format.name] = weight.format.bits_per_weight
     parts = [f"{n:,} × {bits[name]:g}⁄8 ({name})" for name, n in counts.most_common()]
     yield Line(
-        "weights as stored", "Σ numbers × bits ÷ 8", " + ".join(parts), _bytes(sum(sizes.values()))
+        "weights as stored",
+        "Σ numbers × bits ÷ 8",
+        " + ".join(parts),
+        in_bytes(sum(sizes.values())),
     )
 
 
@@ -138,7 +113,7 @@ def _kv_of_a_token(planner: Planner) -> Iterator[Line]:
             "layers × KV heads × (key + value) × bytes of a number",
             f"{len(group.layers)} × {group.kv_heads} × ({group.k_dim} + {group.v_dim}) × "
             f"{kv.element_bytes}",
-            _bytes(group.bytes_per_position(kv)),
+            in_bytes(group.bytes_per_position(kv)),
         )
 
 
@@ -150,41 +125,41 @@ def _memory(planner: Planner, row: Row, *, paper: bool) -> Iterator[Line]:
     if paper:
         per_token = planner.paper.kv_bytes_per_position
         numbers = f"{n} × {q.context:,} × {per_token:,}"
-        yield Line("KV", "requests × context × KV of a token", numbers, _bytes(memory.kv))
+        yield Line("KV", "requests × context × KV of a token", numbers, in_bytes(memory.kv))
         numbers = f"{memory.weights:,} + {memory.kv:,}"
-        yield Line("total", "weights + KV", numbers, _bytes(memory.total))
+        yield Line("total", "weights + KV", numbers, in_bytes(memory.total))
     else:
         yield Line(
             "weights",
             "as the kernels keep them" if row.hardware.kind == "cpu" else "as stored",
             "",
-            _bytes(memory.weights),
+            in_bytes(memory.weights),
         )
         yield Line(
             "KV",
             f"requests × blocks of {q.block_size} that a request of the whole context needs",
             f"{n} × {memory.kv / n:,.0f}",
-            _bytes(memory.kv),
+            in_bytes(memory.kv),
         )
         budget = q.budget(row.hardware.kind, n)
         formula = f"buffers of a step of {budget:,} tokens, rotary tables"
-        yield Line("activations", formula, "", _bytes(memory.activations))
+        yield Line("activations", formula, "", in_bytes(memory.activations))
         ours = row.hardware.kind == "cpu"
         other = (
             "the process, its vocabulary, its requests" if ours else "of another engine: not known"
         )
-        yield Line("other", other, "", _bytes(memory.overhead))
+        yield Line("other", other, "", in_bytes(memory.overhead))
         yield Line(
             "total",
             "weights + KV + activations + other",
             f"{memory.weights:,} + {memory.kv:,} + {memory.activations:,} + {memory.overhead:,}",
-            _bytes(memory.total),
+            in_bytes(memory.total),
         )
     limit = row.hardware.memory_bytes
     if limit is not None:
         fits = "fits" if row.fits else "does not fit"
         numbers = f"{limit:,.0f} − {memory.total:,}"
-        left = f"{_signed(row.free_bytes or 0)} bytes: {fits}"
+        left = f"{signed(row.free_bytes or 0)} bytes: {fits}"
         yield Line("left", "memory − total", numbers, left)
 
 
@@ -296,7 +271,7 @@ def _step(what: str, costs: CostModel, step: Step, rates: MachineRates) -> Itera
         "weights + KV read + KV written + activations",
         f"{total.weight_bytes:,} + {total.kv_read_bytes:,} + {total.kv_write_bytes:,} + "
         f"{total.activation_bytes:,}",
-        _bytes(total.num_bytes),
+        in_bytes(total.num_bytes),
     )
     yield Line(
         "  memory",
@@ -352,95 +327,3 @@ def _rates(row: Row) -> Iterator[Line]:
             f"{price:g} ÷ 3600 ÷ {rate:.5g} × 10⁶",
             shown_usd(row.sustained_usd_per_mtok or row.usd_per_mtok),
         )
-
-
-# ---- the difference -----------------------------------------------------------------------------
-
-
-def differences(planner: Planner, row: Row, rates: MachineRates) -> Iterator[Line]:
-    """From the closed form's bytes of a generating step, and of memory, to the program's, item by
-    item; the items add up exactly."""
-    load = planner.load(row.hardware, row.concurrency)
-    context, n = decode_contexts(load)[1], row.concurrency
-    total = planner.costs(row.hardware).step(chunks_of(decode_step(load))).total
-    paper: Paper = planner.paper
-    closed = paper.step_bytes(context, n)
-    yield Line(
-        "a step, closed form",
-        "parameters + requests × KV of the context",
-        f"{paper.parameter_bytes:,.0f} + {n} × {context * paper.kv_bytes_per_position:,}",
-        f"{_bytes(closed)}, {shown_s(closed / rates.read_bytes_per_s)}",
-    )
-    items = byte_differences(planner, total, context, n)
-    for what, (reason, size) in items.items():
-        if round(size):
-            yield Line(f"  {what}", reason, "", f"{_signed(size)} bytes")
-    change = total.num_bytes / closed - 1
-    yield Line(
-        "a step",
-        "the sum of these",
-        "",
-        f"{_bytes(total.num_bytes)}, {shown_s(total.num_bytes / rates.read_bytes_per_s)} "
-        f"({change:+.2%})",
-    )
-    yield from _memory_differences(planner, row)
-
-
-def _memory_differences(planner: Planner, row: Row) -> Iterator[Line]:
-    closed = planner.paper.memory(planner.question.context, row.concurrency)
-    numbers = f"{closed.weights:,} + {closed.kv:,}"
-    yield Line("memory, closed form", "parameters + KV", numbers, _bytes(closed.total))
-    packed = row.hardware.kind == "cpu"
-    now = row.memory
-    for what, reason, size in (
-        (
-            "weights",
-            "as kernels keep them" if packed else "norms, biases",
-            now.weights - closed.weights,
-        ),
-        ("KV", "whole blocks; windows need less", now.kv - closed.kv),
-        ("activations", "buffers, rotary tables", now.activations),
-        ("other", "the process", now.overhead),
-    ):
-        if size:
-            yield Line(f"  {what}", reason, "", f"{_signed(size)} bytes")
-    change = now.total / closed.total - 1
-    yield Line("memory", "the sum of these", "", f"{_bytes(now.total)} ({change:+.2%})")
-
-
-def byte_differences(
-    planner: Planner, total: Totals, context: int, concurrency: int
-) -> dict[str, tuple[str, float]]:
-    """What → (why, bytes) that a step of the program moves more than the closed form says."""
-    program, paper = planner.program, planner.paper
-    embed = program.weights["embed"]
-    gathered = min(concurrency, embed.rows) * embed.format.row_bytes(embed.columns)
-    vectors = sum(w.num_bytes for w in program.weights.values() if len(w.shape) < 2)
-    tied = "lm_head" not in program.weights
-    items = {
-        "embedding table": (
-            "is the output matrix, and read as such"
-            if tied
-            else "not read whole: a step looks up the rows of its tokens",
-            0.0 if tied else float(-embed.num_bytes),
-        ),
-        "embedding rows": (f"{concurrency} looked up", float(gathered)),
-        "norms and biases": ("read too", float(vectors)),
-        "KV": (
-            "windows read less; the new token's own entry is written, not read",
-            float(total.kv_bytes - concurrency * context * paper.kv_bytes_per_position),
-        ),
-        "activations": ("larger than the cache", float(total.activation_bytes)),
-    }
-    known = sum(size for _, size in items.values())
-    rest = total.num_bytes - paper.step_bytes(context, concurrency) - known
-    items["other shapes"] = ("matrices that the closed form does not know", rest)
-    return items
-
-
-def _bytes(size: float) -> str:
-    return f"{size:,.0f} bytes"
-
-
-def _signed(size: float) -> str:
-    return f"{'−' if size < 0 else '+'}{abs(size):,.0f}"
