@@ -14,7 +14,8 @@ from headrace.models import fields
 from headrace.models.config import ModelConfig
 from headrace.models.outline import ModelOutline
 from headrace.models.weights import WeightSpec
-from headrace.ops.contract import RopeSpec
+from headrace.ops.contract import RopeSpec, ShapeError
+from headrace.ops.record import record
 from headrace.quant.formats import BF16, F32, NumberFormat
 from headrace.quant.tensor import TensorSpec
 
@@ -123,7 +124,13 @@ def changed_model(program: ModelOutline, overrides: Overrides) -> ModelOutline:
         spec.name: TensorSpec(_format(program, spec), spec.shape)
         for spec in program.family.weight_specs(config)
     }
-    return replace(program, config=config, weights=weights)
+    changed = replace(program, config=config, weights=weights)
+    try:
+        record(changed)
+    except ShapeError as error:
+        name = program.family.name
+        raise UsageError(f"--set: these sizes make no {name} model ({error}).") from None
+    return changed
 
 
 def _fitted(rope: RopeSpec | None, config: ModelConfig) -> RopeSpec | None:

@@ -154,7 +154,7 @@ def _from_json(path: Path, name: str, servable: str | None) -> PlanModel:
 
 def _from_config(config: Mapping[str, Any], source: str) -> ModelOutline:
     inner = config.get("text_config")
-    if config.get("model_type") not in catalog.HF_MODEL_TYPES and isinstance(inner, dict):
+    if str(config.get("model_type")) not in catalog.HF_MODEL_TYPES and isinstance(inner, dict):
         config = inner  # the text part of a model that also sees
     words = {key: value for key, value in config.items() if key not in _POSITIONS}
     return outline_from_hf(words, source=source, format_of=uniform(_stored_as(config, source)))
