@@ -35,16 +35,20 @@ def test_a_job_is_the_training_it_names(tmp_path: Path):
     finally:
         torch.set_num_threads(threads)
     seen: list[tuple[str, int, int]] = []
-    found = run_jobs(
-        [job(tmp_path)],
-        workers=2,
-        on_progress=lambda name, step, of, _: seen.append((name, step, of)),
-    )["small"]
+
+    def told(name: str, step: int, steps: int, tok_per_s: float) -> None:
+        seen.append((name, step, steps))
+
+    found = run_jobs([job(tmp_path)], workers=2, on_progress=told)["small"]
     assert expected is not None
     assert (found.loss, found.num_right) == (expected.score.loss, expected.score.num_right)
     assert found.history == expected.history
     assert not found.resumed
     assert seen == [("small", step, 6) for step in (2, 4, 6)]
+    seen.clear()
+    again = run_jobs([job(tmp_path)], workers=1, on_progress=told)["small"]
+    assert (again.loss, again.num_tokens, again.resumed) == (found.loss, 0, True)
+    assert seen == [("small", 6, 6)]
     parameters = load_state(tmp_path / STATE).parameters
     for name, p in model.parameters.items():
         assert torch.equal(p, parameters[name]), name

@@ -48,7 +48,7 @@ class Heads(Experiment):
         "Ainslie et al., arXiv:2305.13245)."
     )
     quick_s = 480.0
-    full_s = 7200.0
+    full_s = 4800.0
     check_share = 0.04
     faults = ("kv-head-map",)
     try_this = (
@@ -124,7 +124,7 @@ class Heads(Experiment):
             plan, tuple(_seeds(lab)), text, recall, speeds, tokens, lab.text.describe()
         )
         found = findings(outcome)
-        with lab.figure("heads", CAPTION, ALT, rows=2, columns=2) as (_, axes):
+        with lab.figure("variants", CAPTION, ALT, rows=2, columns=2) as (_, axes):
             draw(axes, outcome)
         shutil.rmtree(directory)
         return found
@@ -173,7 +173,7 @@ def _train(lab: Lab, plan: Plan, directory: Path) -> tuple[Runs, Runs]:
         reached[name] = costs[name] * step / steps
         done = sum(reached[n] == costs[n] for n in reached)
         lab.tell(
-            f"training {name}, {tok_per_s:,.0f} tok/s, {done} of {len(jobs)} done",
+            f"training {name}, {tok_per_s:,.0f} tok/s; {done} of {len(jobs)} models done",
             sum(reached.values()) / total,
         )
 

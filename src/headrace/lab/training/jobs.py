@@ -64,7 +64,8 @@ class Done:
     resumed: bool
 
 
-#: Told after every report of a job: its name, steps done, steps in all, tokens per second.
+#: Told after every report of a job: its name, steps done, steps in all, tokens per second (0 for
+#: one that an earlier run had finished).
 OnProgress = Callable[[str, int, int, float], None]
 
 
@@ -120,6 +121,7 @@ def _follow(
 ) -> Done:
     """Reads a worker's lines to its end."""
     done: Done | None = None
+    reached = 0
     with process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -127,7 +129,8 @@ def _follow(
             if "error" in message:
                 raise HeadraceError(message["error"])
             if "step" in message:
-                tell(job.name, message["step"], message["steps"], message["tok_per_s"])
+                reached = message["step"]
+                tell(job.name, reached, message["steps"], message["tok_per_s"])
             else:
                 history = [(int(step), float(loss)) for step, loss in message.pop("history")]
                 done = Done(name=job.name, history=history, **message)
@@ -135,4 +138,6 @@ def _follow(
         complaints.seek(0)
         last = complaints.read().strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
         raise HeadraceError(f"Training {job.name} ended early: {last[0]}")
+    if reached < job.settings.steps:  # an earlier run had finished it
+        tell(job.name, job.settings.steps, job.settings.steps, 0.0)
     return done
