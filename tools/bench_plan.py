@@ -52,23 +52,52 @@ MODELS = ("smollm2-135m", "gemma3-270m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.
 REFERENCE = "smollm2-135m"
 AIM_MEDIAN, AIM_WORST, AIM_MEMORY = 0.20, 0.40, 0.05
 REPETITIONS = 3
-#: A cell is not repeated beyond so many seconds.
-ENOUGH_S = 30.0
+#: Cells of more prompt tokens than that run once.
+LONG_TOKENS = 20_000
 OTHERS_SHARE, TRIES = 0.1, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One repetition. others: share of the CPUs that went to other processes meanwhile. rates: the
+    median of the probes before and after."""
+
+    ttft_s: float
+    tpot_s: float
+    others: float
+    rates: dict[str, Any]
 
 
 @dataclass(slots=True)
 class Cell:
-    """One model at a batch and a context. ttft_s, tpot_s: of every repetition. rates: the median
-    probe next to them. others: the largest share of the CPUs that others took in one."""
+    """One model at a batch and a context, and what was measured of it."""
 
     model: str
     batch: int
     context: int
-    ttft_s: list[float] = field(default_factory=list)
-    tpot_s: list[float] = field(default_factory=list)
-    rates: dict[str, Any] = field(default_factory=dict)
-    others: float = 0.0
+    runs: list[Run] = field(default_factory=list)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Cell:
+        runs = [Run(**run) for run in values["runs"]]
+        return cls(values["model"], values["batch"], values["context"], runs)
+
+    @property
+    def quiet(self) -> list[Run]:
+        """The runs that nobody disturbed; where there are none, the least disturbed one."""
+        quiet = [run for run in self.runs if run.others <= OTHERS_SHARE]
+        return quiet or sorted(self.runs, key=lambda run: run.others)[:1]
+
+    @property
+    def done(self) -> bool:
+        """Whether it has its repetitions; one is enough where that takes long."""
+        quiet = [run for run in self.runs if run.others <= OTHERS_SHARE]
+        long = self.batch * self.context * (2 if "1.5b" in self.model else 1) > LONG_TOKENS
+        return len(quiet) >= (1 if long else REPETITIONS)
+
+    @property
+    def rates(self) -> MachineRates:
+        return median_rates([MachineRates(**run.rates) for run in self.quiet])
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -102,26 +131,20 @@ def measure(cells: Sequence[Cell], keep: Any) -> None:
     run_case(engine, Case(Kind.BATCH, 16, 8, batch=2)) if config.max_num_seqs > 1 else None
     run_case(engine, Case(Kind.PREFILL, 64, 0))
     probe = MachineProbe(threads)
-    probes: dict[tuple[str, int, int], list[MachineRates]] = {c.key: [] for c in cells}
-    spent = {c.key: 0.0 for c in cells}
-    for _ in range(REPETITIONS):
+    for _ in range(TRIES * REPETITIONS):
         for cell in cells:
-            if cell.ttft_s and spent[cell.key] > ENOUGH_S:
-                continue
-            begin = time.perf_counter()
-            samples, rates, others = _quiet(engine, cell, probe)
-            spent[cell.key] += time.perf_counter() - begin
-            probes[cell.key] += rates
-            cell.ttft_s.append(next(s.ttft_s for s in samples if s.ttft_s is not None))
-            cell.tpot_s.append(_tpot(samples[-1]))
-            cell.rates = asdict(median_rates(probes[cell.key]))
-            cell.others = max(cell.others, others)
-            print(
-                f"{cell.model} ×{cell.batch} @{cell.context}: TTFT {1e3 * cell.ttft_s[-1]:.1f} ms, "
-                f"TPOT {1e3 * cell.tpot_s[-1]:.2f} ms, others {others:.0%}",
-                file=sys.stderr,
-            )
-            keep()
+            if not cell.done:
+                cell.runs.append(_run(engine, cell, probe))
+                print(_told(cell), file=sys.stderr, flush=True)
+                keep()
+
+
+def _told(cell: Cell) -> str:
+    run = cell.runs[-1]
+    return (
+        f"{cell.model} ×{cell.batch} @{cell.context}: TTFT {1e3 * run.ttft_s:.1f} ms, TPOT "
+        f"{1e3 * run.tpot_s:.2f} ms, others {run.others:.0%}"
+    )
 
 
 def _tpot(sample: Sample) -> float:
@@ -131,24 +154,16 @@ def _tpot(sample: Sample) -> float:
     return sample.decode_s / sample.num_decode_steps
 
 
-def _quiet(
-    engine: Engine, cell: Cell, probe: MachineProbe
-) -> tuple[list[Sample], list[MachineRates], float]:
-    """One repetition; of several tries the least disturbed."""
-    tries = []
-    for _ in range(TRIES):
-        rates = [probe.rates()]
-        wall, own, busy = time.perf_counter(), time.process_time(), busy_cpu_s()
-        samples = [median_run(engine, case) for case in cell.cases()]
-        own = time.process_time() - own
-        wall = time.perf_counter() - wall
-        others = (busy_cpu_s() - busy - own) / (wall * len(os.sched_getaffinity(0)))
-        rates.append(probe.rates())
-        tries.append((max(others, 0.0), samples, rates))
-        if others <= OTHERS_SHARE or wall > ENOUGH_S:
-            break
-    others, samples, rates = min(tries, key=lambda one: one[0])
-    return samples, rates, others
+def _run(engine: Engine, cell: Cell, probe: MachineProbe) -> Run:
+    """One repetition between two probes."""
+    rates = [probe.rates()]
+    wall, own, busy = time.perf_counter(), time.process_time(), busy_cpu_s()
+    samples = [median_run(engine, case) for case in cell.cases()]
+    own, wall = time.process_time() - own, time.perf_counter() - wall
+    others = (busy_cpu_s() - busy - own) / (wall * len(os.sched_getaffinity(0)))
+    rates.append(probe.rates())
+    ttft_s = next(s.ttft_s for s in samples if s.ttft_s is not None)
+    return Run(ttft_s, _tpot(samples[-1]), max(others, 0.0), asdict(median_rates(rates)))
 
 
 # ---- comparing ----------------------------------------------------------------------------------
@@ -175,10 +190,10 @@ class Line:
 
 def compare(cells: Sequence[Cell], calibration: Calibration) -> Iterator[Line]:
     for cell in cells:
-        rates = MachineRates(**cell.rates)
-        bound, estimate = (_times(cell, rates, c) for c in (None, calibration))
-        for what, i, measured in (("TTFT", 0, cell.ttft_s), ("TPOT", 1, cell.tpot_s)):
-            yield Line(cell, what, bound[i], estimate[i], median(measured))
+        bound, estimate = (_times(cell, cell.rates, c) for c in (None, calibration))
+        measured = median(r.ttft_s for r in cell.quiet), median(r.tpot_s for r in cell.quiet)
+        for i, what in enumerate(("TTFT", "TPOT")):
+            yield Line(cell, what, bound[i], estimate[i], measured[i])
 
 
 def _times(cell: Cell, rates: MachineRates, calibration: Calibration | None) -> tuple[float, float]:
@@ -230,11 +245,11 @@ def main() -> int:
     known: dict[str, Any] = {}
     if options.cells is not None and options.cells.is_file():
         known = json.loads(options.cells.read_text())
-    cells = {c.key: c for c in (Cell(**values) for values in known.get("cells", []))}
+    cells = {c.key: c for c in map(Cell.from_dict, known.get("cells", []))}
 
     def keep() -> None:
         if options.cells is not None:
-            known["cells"] = [asdict(c) for c in cells.values() if c.ttft_s]
+            known["cells"] = [asdict(c) for c in cells.values() if c.runs]
             options.cells.write_text(json.dumps(known, indent=1))
 
     if options.calibration is not None and options.calibration.is_file():
@@ -250,11 +265,11 @@ def main() -> int:
             for context in options.contexts.split(",")
             for batch in options.batches.split(",")
         ]
-        missing = [cell for cell in wanted if cell.key not in cells]
-        cells |= {cell.key: cell for cell in missing}
+        cells = {cell.key: cell for cell in wanted} | cells
+        missing = [cells[cell.key] for cell in wanted if not cells[cell.key].done]
         if missing:
             measure(missing, keep)
-    lines = list(compare(list(cells.values()), calibration))
+    lines = list(compare([cell for cell in cells.values() if cell.runs], calibration))
     print("\n".join(table(lines)))
     middle, worst = summary(lines)
     print(
