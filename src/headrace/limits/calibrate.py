@@ -5,10 +5,9 @@
     engine on a small and a large vocabulary ─ step time beyond its kernels ─────→ fixed costs
 
 The machine is probed right before and after every measurement, because the bandwidth of a shared
-machine changes within seconds, and a share is only worth something next to its own roof. A
-neighbour only slows down: of a measurement's runs the fastest counts, as of a probe's bursts; of
-the repetitions, which lie apart in time, the median. The kernels are the real ones; no model file
-is read.
+machine changes within seconds, and a share is only worth something next to its own roof. Medians
+count, of the runs of a measurement and of the repetitions, which lie apart in time. The kernels are
+the real ones; no model file is read.
 """
 
 from __future__ import annotations
@@ -213,7 +212,7 @@ class _Kernels:
         self._costs = CostModel(model, kv_format=KVFormat.BF16, cache_bytes=probe.llc_bytes)
 
     def time(self, sequences: int, new: int, context: int) -> tuple[dict[str, _Sum], float]:
-        """Sums of every class over one step, each kernel with its fastest run, and the shortest
+        """Sums of every class over one step, medians of several runs, and the shortest
         row-wise kernel."""
         batch = self._batch(sequences, new, context)
         tries: list[tuple[float, MachineRates, _Runs]] = []
@@ -232,7 +231,7 @@ class _Kernels:
         least = float("inf")
         for index in range(len(self._native.fused.segments[0])):
             op = runs[0][index][0]
-            seconds = min(run[index][1] for run in runs)
+            seconds = median(run[index][1] for run in runs)
             match op:
                 case Matmul():
                     [kind] = [name for name in sums if name.startswith("linear")]
