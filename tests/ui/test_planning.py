@@ -52,7 +52,8 @@ def test_an_answer_is_the_planners(wish: Wish) -> None:
 
 def test_the_servers_rates_are_hardware() -> None:
     machine = {"read_gb_per_s": 20.0, "int8_gop_per_s": 900.0, "bf16_gop_per_s": 400.0,
-               "f32_gop_per_s": 200.0, "threads": 2, "isa": "avx512", "llc_bytes": 1 << 25}  # fmt: skip
+               "f32_gop_per_s": 200.0, "threads": 2, "isa": "avx512",
+               "llc_bytes": 1 << 25}  # fmt: skip
     server = planning.server_hardware({"machine": machine}, is_here=True)
     assert server is not None
     wish = Wish(hardware=(planning.SERVER, "h100"), concurrency=1)
