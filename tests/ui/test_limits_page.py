@@ -1,0 +1,71 @@
+"""The limits page in a real browser: what it shows is what /limits and /events say."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from browser import Browser
+from selenium.webdriver.common.keys import Keys
+from watching import Snapshots, chart, generate, rows
+
+from headrace.ui import roof, watch
+from live_server import LiveServer
+
+pytestmark = pytest.mark.ui
+
+
+def _data(browser: Browser, name: str) -> list[list[float]]:
+    found = chart(browser, "Roofline", f"o.series.find((s) => s.id === '{name}').data")
+    return [point["value"] if isinstance(point, dict) else point for point in found or ()]
+
+
+def test_roofs_ops_and_steps(browser: Browser, dashboard: str, server: LiveServer) -> None:
+    generate(server, 2, 8)
+    snapshots = Snapshots(server)
+    browser.open(f"{dashboard}limits")
+    browser.wait(lambda: _data(browser, "ops decode"), "the ops")
+    truth = server.json("/limits?batch=1&context=512&prompt=128")
+    rates = truth["machine"]
+    for unit in roof.UNITS:
+        peak, bandwidth = rates[f"{unit}_gop_per_s"], rates["read_gb_per_s"]
+        assert _data(browser, f"roof {unit}")[1] == pytest.approx([peak / bandwidth, peak])
+    for kind in ("decode", "prefill"):
+        ops = [op for op in truth[kind]["ops"] if op["bytes"] and op["operations"]]
+        expected = [[op["operations"] / op["bytes"], op["operations"] / op["limit_s"] / 1e9]
+                    for op in ops]  # fmt: skip
+        assert _data(browser, f"ops {kind}") == [pytest.approx(p, rel=1e-3) for p in expected]
+        assert f"at best {watch.seconds(truth[kind]['bound_s'])}" in browser.text()
+
+    with snapshots.recording():
+        generate(server, 4, 60)
+        assert server.idle()
+        browser.wait(lambda: len(_data(browser, "steps decode")) > 2, "live steps")
+    points = _data(browser, "steps decode")
+    times, common = sorted(snapshots.by_time), 0
+    for before, now in pairwise(times):
+        one, two = snapshots.by_time[before], snapshots.by_time[now]
+        point = watch.roof_point(one, two, "decode")
+        if point is not None:
+            close = pytest.approx([point[0], point[1] / 1e9], rel=1e-3)
+            common += any(shown == close for shown in points)
+    assert common >= 1
+    assert chart(browser, "Against the bound", "o.dataset[0].source.length") >= 2
+    browser.shoot_all("limits")
+
+
+def test_a_slider_asks_for_another_step(
+    browser: Browser, dashboard: str, server: LiveServer
+) -> None:
+    browser.open(f"{dashboard}limits")
+    browser.wait(lambda: len(rows(browser, "Steps")) > 10, "the tables")
+    track = browser.one("[aria-label='Batch'] [tabindex='0']")
+    for _ in range(15):
+        track.send_keys(Keys.ARROW_RIGHT)
+    truth = server.json("/limits?batch=16&context=512&prompt=128")["decode"]
+    sentence = roof.step_words("Decode, 16 at context 512", truth)
+    browser.wait(lambda: sentence in browser.text(), sentence)
+    table = rows(browser, "Steps")
+    rates = server.json("/limits")["machine"]
+    for row in roof.op_rows(truth["ops"], rates):
+        assert row in table
