@@ -25,16 +25,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import httpx
+import numpy as np
+
 from headrace.bench.cases import Case, Kind
-from headrace.bench.host import busy_cpu_s, cpu_name
+from headrace.bench.host import busy_cpu_s, cpu_name, host_conditions
 from headrace.bench.measure import Sample, run_case
 from headrace.bench.run import median_run
 from headrace.bench.setup import Settings, make_config
@@ -55,6 +61,15 @@ REPETITIONS = 3
 #: Cells of more prompt tokens than that run once.
 LONG_TOKENS = 20_000
 OTHERS_SHARE, TRIES = 0.1, 4
+#: Servers that --memory fills: model, context, requests; and tokens that each request draws.
+FILLED = (
+    ("smollm2-135m", 512, 4),
+    ("smollm2-135m", 2048, 16),
+    ("gemma3-270m", 1024, 4),
+    ("qwen2.5-coder-0.5b", 1024, 4),
+    ("qwen2.5-coder-1.5b", 1024, 4),
+)
+OUTPUT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +224,7 @@ def _times(cell: Cell, rates: MachineRates, calibration: Calibration | None) -> 
     )
     times = plan(question).rows[0].times
     assert times is not None
+    assert times.ttft_s is not None
     return times.ttft_s, times.tpot_s
 
 
@@ -234,32 +250,170 @@ def table(lines: Sequence[Line]) -> list[str]:
     return rows
 
 
+# ---- memory -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A server filled to the plan's maximum. Bytes of anonymous memory, without an empty Python
+    process: planned, and the peak that was measured."""
+
+    model: str
+    context: int
+    requests: int
+    planned: dict[str, int]
+    measured: int
+
+    @property
+    def ratio(self) -> float:
+        return self.planned["total"] / self.measured
+
+
+def fill(name: str, context: int, requests: int) -> Filled:
+    """Starts a server for so many requests of the whole context, sends them all at once."""
+    question = ask(name, hardware="local", context=str(context), concurrency=str(requests))
+    planned = plan(question).rows[0].memory
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "headrace", "serve", name, "--offline", "--port", str(port)),
+            *("--max-model-len", str(context), "--max-num-seqs", str(requests)),
+            *("--kv-cache-memory", str(planned.kv)),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client:
+            _wait(client, server)
+            random = np.random.default_rng(0)
+            prompts = random.integers(1000, 20_000, (requests, context - OUTPUT)).tolist()
+            with ThreadPoolExecutor(requests) as threads:
+                used = list(threads.map(lambda ids: _complete(client, name, ids), prompts))
+            assert used == [context] * requests, used
+        measured = _anonymous_bytes(server.pid)
+    finally:
+        server.terminate()
+        server.wait()
+    return Filled(name, context, requests, planned.to_dict(), measured - _empty_bytes())
+
+
+def _wait(client: httpx.Client, server: subprocess.Popen[bytes]) -> None:
+    while True:
+        assert server.poll() is None, "the server ended"
+        try:
+            if client.get("/health").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+
+
+def _complete(client: httpx.Client, name: str, ids: list[int]) -> int:
+    """Positions that the request filled."""
+    body = {"model": name, "prompt": ids, "max_tokens": OUTPUT, "temperature": 0}
+    answer = client.post("/v1/completions", json=body | {"ignore_eos": True})
+    answer.raise_for_status()
+    return int(answer.json()["usage"]["total_tokens"])
+
+
+def _empty_bytes() -> int:
+    """Anonymous memory of a Python process that has only started."""
+    code = "print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as empty:
+        assert empty.stdout is not None
+        empty.stdout.readline()
+        found = _anonymous_bytes(empty.pid)
+        empty.communicate(b"\n")
+    return found
+
+
+def _anonymous_bytes(pid: int) -> int:
+    """Now; blocks and buffers are never given back, so after the last answer it is the peak."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("this system does not tell anonymous memory")
+
+
+def memory_table(filled: Sequence[Filled]) -> list[str]:
+    rows = [
+        "| model | context | requests | weights | KV | activations | process | planned, MB "
+        "| measured, MB | planned ÷ measured |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for one in filled:
+        mb = {name: f"{size / 1e6:,.1f}" for name, size in one.planned.items()}
+        rows.append(
+            f"| {one.model} | {one.context} | {one.requests} | {mb['weights']} | {mb['kv']} "
+            f"| {mb['activations']} | {mb['overhead']} | {mb['total']} "
+            f"| {one.measured / 1e6:,.1f} | {one.ratio:.3f} |"
+        )
+    return rows
+
+
+# ---- the page -----------------------------------------------------------------------------------
+
+PAGE = Path(__file__).parent.parent / "docs" / "plan-accuracy.md"
+BEGIN, END = "<!-- written by tools/bench_plan.py --write -->", "<!-- end -->"
+
+
+def write_page(lines: Sequence[Line], filled: Sequence[Filled], known: dict[str, Any]) -> None:
+    """Replaces what stands between the page's marks."""
+    middle, worst = summary(lines)
+    where = known["conditions"]
+    text = [
+        BEGIN,
+        f"{where['cpu']}, {where['cpus']} CPUs, Headrace {where['headrace']}, "
+        f"{where['date'][:10]}.",
+        "",
+        "**Times.** Error is |predicted ÷ measured − 1|, over all models but "
+        f"{REFERENCE}: median {middle:.1%} (aim {AIM_MEDIAN:.0%}), worst {worst:.1%} "
+        f"(aim {AIM_WORST:.0%}).",
+        "",
+        *table(lines),
+        "",
+        "**Memory.** Worst "
+        f"{max((abs(f.ratio - 1) for f in filled), default=0):.1%} (aim {AIM_MEMORY:.0%}).",
+        "",
+        *memory_table(filled),
+        END,
+    ]
+    page = PAGE.read_text(encoding="utf-8")
+    start, end = page.index(BEGIN), page.index(END) + len(END)
+    PAGE.write_text(page[:start] + "\n".join(text) + page[end:], encoding="utf-8")
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--batches", default="1,16")
-    parser.add_argument("--contexts", default="128,2048")
-    parser.add_argument("--calibration", type=Path)
-    parser.add_argument("--cells", type=Path)
-    options = parser.parse_args()
+    options = _options()
     known: dict[str, Any] = {}
     if options.cells is not None and options.cells.is_file():
         known = json.loads(options.cells.read_text())
     cells = {c.key: c for c in map(Cell.from_dict, known.get("cells", []))}
+    filled = [Filled(**values) for values in known.get("memory", [])]
 
     def keep() -> None:
         if options.cells is not None:
+            known["conditions"] = host_conditions()
             known["cells"] = [asdict(c) for c in cells.values() if c.runs]
+            known["memory"] = [asdict(f) for f in filled]
             options.cells.write_text(json.dumps(known, indent=1))
 
-    if options.calibration is not None and options.calibration.is_file():
-        calibration = load_calibration(options.calibration)
-    else:
-        calibration = calibrate(
-            Host(cpu_name(), busy_cpu_s), notice=lambda text, _: print(text, file=sys.stderr)
-        )
-        save_calibration(calibration, options.calibration)
-    for name in options.models.split(","):
+    models = options.models.split(",")
+    if options.memory:
+        for name, context, requests in FILLED:
+            if name in models:
+                filled = [f for f in filled if (f.model, f.context) != (name, context)]
+                filled.append(fill(name, context, requests))
+                keep()
+        print("\n".join(memory_table(filled)))
+        return int(any(abs(f.ratio - 1) > AIM_MEMORY for f in filled))
+    calibration = _calibration(options.calibration)
+    for name in [] if options.write else models:
         wanted = [
             Cell(name, int(batch), int(context))
             for context in options.contexts.split(",")
@@ -269,13 +423,43 @@ def main() -> int:
         missing = [cells[cell.key] for cell in wanted if not cells[cell.key].done]
         if missing:
             measure(missing, keep)
-    lines = list(compare([cell for cell in cells.values() if cell.runs], calibration))
+    lines = list(compare(sorted(cells.values(), key=_order), calibration))
     print("\n".join(table(lines)))
     middle, worst = summary(lines)
     print(
         f"\nmedian error {middle:.1%} (aim {AIM_MEDIAN:.0%}), worst {worst:.1%} ({AIM_WORST:.0%})"
     )
+    if options.write:
+        write_page(lines, filled, known)
     return int(middle > AIM_MEDIAN or worst > AIM_WORST)
+
+
+def _order(cell: Cell) -> tuple[int, int, int]:
+    return MODELS.index(cell.model), cell.batch, cell.context
+
+
+def _calibration(path: Path | None) -> Calibration:
+    """That of the file; measured now where there is none."""
+    if path is not None and path.is_file():
+        return load_calibration(path)
+    found = calibrate(
+        Host(cpu_name(), busy_cpu_s), notice=lambda text, _: print(text, file=sys.stderr)
+    )
+    save_calibration(found, path)
+    return found
+
+
+def _options() -> argparse.Namespace:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--batches", default="1,16")
+    parser.add_argument("--contexts", default="128,2048")
+    parser.add_argument("--calibration", type=Path, help="a file; measured now where there is none")
+    parser.add_argument("--cells", type=Path, help="a file that keeps what was measured")
+    parser.add_argument("--memory", action="store_true", help="memory instead of times")
+    parser.add_argument("--write", action="store_true", help="measure nothing, write the page")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
