@@ -203,6 +203,7 @@ class _Inspector:
             raise
         finally:
             if not self._frame.client.is_deleted:
+                strip.flush()
                 shown.facts.text = " · ".join(account.facts())
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:

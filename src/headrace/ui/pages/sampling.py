@@ -213,6 +213,7 @@ class _Sampling:
                         cell.ids.extend(choice.get("token_ids") or ())
         finally:
             if not self._frame.client.is_deleted:
+                cell.flow.flush()
                 share = curves.distinct(cell.ids, 2)
                 told = "" if share is None else f" · distinct-2 {share:.2f}"
                 cell.facts.text = f"{cell.account.num_tokens} tokens{told}"
