@@ -29,6 +29,10 @@ test-models: $(VENV)/peers  ## four models, every instruction set, 1 and 2 threa
 test-lab: $(VENV)/dev  ## every experiment of the lab, quick, and planted faults that its checks must catch (about 25 minutes)
 	HEADRACE_NO_SKIPS=1 $(PYTEST) -m lab tests/lab $(ARGS)
 
+test-ui: $(VENV)/dev  ## the dashboard in a real browser, against a real server (about five minutes; screenshots in build/screenshots)
+	scripts/need-chromium
+	HEADRACE_NO_SKIPS=1 $(PYTEST) -m ui tests/ui $(ARGS)
+
 test-clients: $(VENV)/dev $(CLIENTS)/installed  ## langchain, llm, lm-eval and guidellm against a real server
 	HEADRACE_NO_SKIPS=1 HEADRACE_PYTHON=$(abspath $(BIN))/python $(CLIENTS)/bin/python -m pytest tests/clients $(ARGS)
 

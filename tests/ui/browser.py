@@ -140,6 +140,10 @@ class Browser:
         self.driver.get(url)
         self.wait(lambda: self.text(".hr-server") not in ("", "…"), "the page to come alive")
 
+    def leave(self) -> None:
+        """Closes the page, as before its dashboard ends."""
+        self.driver.get("about:blank")
+
     def run(self, script: str, *arguments: Any) -> Any:
         return self.driver.execute_script(script, *arguments)
 
@@ -151,9 +155,11 @@ class Browser:
 
     def text(self, selector: str = "main") -> str:
         """The visible text of the first match; read at once, for it may be replaced meanwhile."""
-        return str(
-            self.run("return document.querySelector(arguments[0])?.innerText ?? ''", selector)
+        script = (
+            "const found = document.querySelector(arguments[0]); "
+            "return found?.checkVisibility() ? found.innerText : ''"
         )
+        return str(self.run(script, selector))
 
     def button(self, name: str) -> WebElement:
         """The visible button of that text, or that label."""

@@ -38,7 +38,7 @@ def _browser() -> Iterator[Browser]:
 @pytest.fixture
 def browser(_browser: Browser) -> Iterator[Browser]:
     """Clean at the end of each test: no error in the console, no request that left the machine."""
-    _browser.driver.get("about:blank")
+    _browser.leave()
     _browser.must_be_clean(allowed="")
     yield _browser
     _browser.must_be_clean(allowed="")

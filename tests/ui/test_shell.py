@@ -107,6 +107,7 @@ def test_hostile_text_stays_text(browser: Browser) -> None:
         assert not browser.all("main img, main script, main iframe, main a[href^=javascript]")
         assert "owned" not in browser.driver.title
         browser.must_be_clean()
+        browser.leave()
 
 
 @pytest.mark.parametrize(
@@ -130,6 +131,7 @@ def test_a_failure_is_one_sentence_and_the_page_lives_on(
             browser.wait(lambda: sentence in browser.text(".hr-notice"), sentence)
             browser.button("Dismiss").click()
             browser.wait(lambda: not browser.text(".hr-notice"), "silence")
+        browser.leave()
 
 
 def test_a_server_that_goes_is_missed_and_found_again(browser: Browser) -> None:
@@ -142,3 +144,4 @@ def test_a_server_that_goes_is_missed_and_found_again(browser: Browser) -> None:
         port = server.url.rsplit(":", 1)[1]
         with serving("smollm2-135m", "--port", port):
             browser.wait(lambda: browser.text(".hr-server") == "smollm2-135m", "the header")
+            browser.leave()

@@ -109,6 +109,8 @@ class Backend:
                     raise _refusal(answer)
                 async for data in _server_sent(answer):
                     event = json.loads(data)
+                    if not isinstance(event, dict):
+                        raise ValueError("an event that is no object")
                     if "error" in event:
                         raise _told(event, "failed")
                     yield event
