@@ -9,7 +9,7 @@ PROMPT ?= Explain in two sentences why the sky is blue.
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/headrace/native/src/*.* src/headrace/native/src/kernels/*.*)
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: run test test-unit test-models test-lab test-ui test-clients test-abuse test-prefix-soak test-sanitize check format bench bench-server bench-compare bench-page clean help
+.PHONY: run test test-unit test-models test-lab test-ui ui-screenshots bench-dashboard test-clients test-abuse test-prefix-soak test-sanitize check format bench bench-server bench-compare bench-page clean help
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
@@ -32,6 +32,14 @@ test-lab: $(VENV)/dev  ## every experiment of the lab, quick, and planted faults
 test-ui: $(VENV)/dev  ## the dashboard in a real browser, against a real server (about five minutes; screenshots in build/screenshots)
 	scripts/need-chromium
 	HEADRACE_NO_SKIPS=1 $(PYTEST) -m ui tests/ui $(ARGS)
+
+ui-screenshots: $(VENV)/dev  ## every page of the dashboard at work, two sizes, light and dark, to build/screenshots
+	scripts/need-chromium
+	HEADRACE_NO_SKIPS=1 $(PYTEST) -m ui tests/ui/test_screenshots.py $(ARGS)
+
+bench-dashboard: $(VENV)/dev  ## what an open dashboard costs the machine that serves; fails above 2 % of a core
+	scripts/need-chromium
+	PYTHONPATH=src $(BIN)/python tools/bench_dashboard.py $(ARGS)
 
 test-clients: $(VENV)/dev $(CLIENTS)/installed  ## langchain, llm, lm-eval and guidellm against a real server
 	HEADRACE_NO_SKIPS=1 HEADRACE_PYTHON=$(abspath $(BIN))/python $(CLIENTS)/bin/python -m pytest tests/clients $(ARGS)

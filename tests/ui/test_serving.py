@@ -37,10 +37,9 @@ def test_figures_are_those_of_the_server(
 
     held = {row[0]: row for row in chart(browser, "Requests", "o.dataset[0].source")}
     steps = {row[0]: row for row in chart(browser, "What steps compute", "o.dataset[0].source")}
-    times = sorted(snapshots.by_time)
     compared = 0
-    for before, now in pairwise(times):
-        if now in held and before in held:
+    for before, now in pairwise(sorted(held)):
+        if before in snapshots.by_time and now in snapshots.by_time:
             one, two = snapshots.by_time[before], snapshots.by_time[now]
             assert held[now] == watch.load_point(two)
             assert steps[now] == watch.step_point(one, two)

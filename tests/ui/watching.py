@@ -42,7 +42,7 @@ class Snapshots:
     """Snapshots of a server by their time in ms, as somebody beside the page receives them."""
 
     def __init__(self, server: LiveServer) -> None:
-        self._url = f"{server.url}/events?interval=0.5"
+        self._url = f"{server.url}/events?interval=0.25"  # every one that a page may see
         self.by_time: dict[float, dict[str, Any]] = {}
 
     @contextlib.contextmanager
