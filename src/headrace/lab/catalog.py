@@ -13,6 +13,7 @@ from headrace.lab.experiment import Experiment
 #: formats, batching, paging, speculation, heads, faults, roofline, budget.
 EXPERIMENTS: Mapping[str, tuple[str, str]] = {
     "kv-cache": ("kv_cache", "KVCache"),
+    "attention": ("attention", "Attention"),
     "sampling": ("sampling", "Sampling"),
     "batching": ("batching", "Batching"),
     "paging": ("paging", "Paging"),
