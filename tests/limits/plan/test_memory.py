@@ -122,15 +122,13 @@ def _fill(name: str, *, context: int, requests: int) -> None:
             assert list(threads.map(ask_one, prompts)) == [8] * requests
         taken = _anonymous_bytes(server.process.pid)
     code = "print(flush=True); input()"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", code], **pipes) as empty:
-        assert empty.stdin is not None
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as empty:
         assert empty.stdout is not None
         empty.stdout.readline()
         taken -= _anonymous_bytes(empty.pid)
-        empty.stdin.write(b"\n")
-        empty.stdin.flush()
-        empty.wait()
+        empty.communicate(b"\n")
     assert planned.total / (1 + ALLOWED) <= taken <= planned.total * (1 + ALLOWED)
 
 
