@@ -61,6 +61,8 @@ REPETITIONS = 3
 #: Cells of more prompt tokens than that run once.
 LONG_TOKENS = 20_000
 OTHERS_SHARE, TRIES = 0.1, 4
+#: How long to wait for others to be quiet, and to look whether they are.
+PATIENCE_S, LOOK_S = 60.0, 0.4
 #: Servers that --memory fills: model, context, requests; and tokens that each request draws.
 FILLED = (
     ("smollm2-135m", 512, 4),
@@ -111,6 +113,11 @@ class Cell:
         return len(quiet) >= (1 if long else REPETITIONS)
 
     @property
+    def seen(self) -> bool:
+        """Whether one run was undisturbed."""
+        return any(run.others <= OTHERS_SHARE for run in self.runs)
+
+    @property
     def rates(self) -> MachineRates:
         return median_rates([MachineRates(**run.rates) for run in self.quiet])
 
@@ -147,8 +154,9 @@ def measure(cells: Sequence[Cell], keep: Any) -> None:
     run_case(engine, Case(Kind.PREFILL, 64, 0))
     probe = MachineProbe(threads)
     for _ in range(TRIES * REPETITIONS):
-        for cell in cells:
+        for cell in sorted(cells, key=lambda cell: cell.seen):
             if not cell.done:
+                _wait_for_quiet()
                 cell.runs.append(_run(engine, cell, probe))
                 print(_told(cell), file=sys.stderr, flush=True)
                 keep()
@@ -167,6 +175,15 @@ def _tpot(sample: Sample) -> float:
         assert sample.tpot_s is not None
         return sample.tpot_s
     return sample.decode_s / sample.num_decode_steps
+
+
+def _wait_for_quiet() -> None:
+    """Until nobody else works, but not for ever."""
+    for _ in range(int(PATIENCE_S / LOOK_S)):
+        busy = busy_cpu_s()
+        time.sleep(LOOK_S)
+        if busy_cpu_s() - busy <= OTHERS_SHARE * LOOK_S * len(os.sched_getaffinity(0)):
+            return
 
 
 def _run(engine: Engine, cell: Cell, probe: MachineProbe) -> Run:
