@@ -74,9 +74,11 @@ class Dashboard:
     async def running(self) -> AsyncIterator[None]:
         """Between start and end of the pages' own life; ends their requests to the server."""
         async with pages_app.router.lifespan_context(pages_app):
+            sweeping = asyncio.create_task(self._sessions.sweep())
             try:
                 yield
             finally:
+                sweeping.cancel()
                 await self._lab.stop()
                 await self._sessions.close()
 

@@ -6,6 +6,7 @@ Every failure becomes a `BackendError`: one sentence for the page. Knows no page
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 
@@ -44,6 +45,8 @@ class Backend:
 
     def __init__(self, url: str, key: str | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
+        self.used = time.monotonic()  # when something was last asked
+        self._is_closed = False
         self.feed = Feed(self)
         self._http = httpx.AsyncClient(
             base_url=self.url,
@@ -56,6 +59,7 @@ class Backend:
 
     async def close(self) -> None:
         """Ends every open request and forgets the key."""
+        self._is_closed = True
         self._http.headers.pop("Authorization", None)
         await self._http.aclose()
 
@@ -91,7 +95,13 @@ class Backend:
             return None if error.kind == "gone" else error.kind == "key"
         return False
 
+    def _use(self) -> None:
+        if self._is_closed:
+            raise BackendError("This session has ended; log in again.", "key")
+        self.used = time.monotonic()
+
     async def _ask(self, method: str, path: str, **options: Any) -> Any:
+        self._use()
         try:
             answer = await self._http.request(method, path, **options)
             if answer.status_code != 200:
@@ -101,6 +111,7 @@ class Backend:
             raise _unreachable(self.url, error) from None
 
     async def _events(self, method: str, path: str, **options: Any) -> Events:
+        self._use()
         timeout = httpx.Timeout(SILENCE_S, connect=CONNECT_S)
         try:
             async with self._http.stream(method, path, timeout=timeout, **options) as answer:

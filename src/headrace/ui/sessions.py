@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from headrace.ui.backend import Backend
 
-#: A session ends so long after the login, and so long after its last use, seconds.
+#: A session ends so long after the login, and so long after its last use, seconds. An open page
+#: asks the server for something every few seconds, which is use.
 LIFE_S = 12 * 3600.0
 IDLE_S = 2 * 3600.0
 #: More sessions than this, and the one longest unused ends.
@@ -26,13 +27,16 @@ MAX_FAILURES = 5
 MAX_FAILURES_OF_ALL = 30
 
 
+#: How often it is looked which have ended, seconds.
+SWEEP_S = 60.0
+
+
 @dataclass(slots=True)
 class Session:
-    """One browser that has logged in. Times: time.monotonic()."""
+    """One browser that has logged in. since: time.monotonic()."""
 
     backend: Backend
     since: float
-    used: float
 
 
 class Sessions:
@@ -48,26 +52,28 @@ class Sessions:
         """Takes a backend whose key the server knows; returns the id for the cookie."""
         self._expire()
         if len(self._sessions) >= MAX_SESSIONS:
-            self._drop(min(self._sessions, key=lambda name: self._sessions[name].used))
+            self._drop(min(self._sessions, key=lambda name: self._sessions[name].backend.used))
         session_id = secrets.token_urlsafe(32)
-        now = time.monotonic()
-        self._sessions[_name(session_id)] = Session(backend, now, now)
+        self._sessions[_name(session_id)] = Session(backend, time.monotonic())
         return session_id
 
     def find(self, session_id: str) -> Backend | None:
-        """The backend of a living session, whose idle time begins anew."""
+        """The backend of a living session."""
         self._expire()
         session = self._sessions.get(_name(session_id))
-        if session is None:
-            return None
-        session.used = time.monotonic()
-        return session.backend
+        return session.backend if session else None
 
     def end(self, session_id: str) -> None:
         """Logs out; pages of that session find the server closed to them."""
         name = _name(session_id)
         if name in self._sessions:
             self._drop(name)
+
+    async def sweep(self) -> None:
+        """Ends sessions in time, also when nobody comes; until it is cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self._expire()
 
     async def close(self) -> None:
         for name in list(self._sessions):
@@ -77,7 +83,7 @@ class Sessions:
     def _expire(self) -> None:
         now = time.monotonic()
         for name, session in list(self._sessions.items()):
-            if now - session.since > LIFE_S or now - session.used > IDLE_S:
+            if now - session.since > LIFE_S or now - session.backend.used > IDLE_S:
                 self._drop(name)
 
     def _drop(self, name: str) -> None:

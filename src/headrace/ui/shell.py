@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
@@ -53,6 +54,15 @@ class Frame:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _ticks: list[tuple[int, Callable[[], Any]]] = field(default_factory=list)
     _count: int = 0
+
+    @property
+    def may_start_work(self) -> bool:
+        """Whether this visitor may start processes here: who logged in, or sits at this machine."""
+        if self.is_admitted:
+            return True
+        with contextlib.suppress(ValueError):
+            return ipaddress.ip_address(self.client.ip).is_loopback
+        return False
 
     # ---- what a page may use ---------------------------------------------------------------------
 

@@ -120,6 +120,11 @@ class _Lab:
     # ---- running ------------------------------------------------------------------------------
 
     async def _begin(self) -> None:
+        if not self._frame.may_start_work:
+            self._frame.say(
+                "Experiments are started from this machine itself, or after a log-in with a key."
+            )
+            return
         if self._chosen is None:
             return
         self._frame.be_quiet()
