@@ -21,6 +21,7 @@ EXPERIMENTS: Mapping[str, tuple[str, str]] = {
     "heads": ("heads", "Heads"),
     "faults": ("faults", "Faults"),
     "roofline": ("roofline", "Roofline"),
+    "budget": ("budget", "Budget"),
 }
 
 
