@@ -15,6 +15,7 @@ EXPERIMENTS: Mapping[str, tuple[str, str]] = {
     "kv-cache": ("kv_cache", "KVCache"),
     "attention": ("attention", "Attention"),
     "sampling": ("sampling", "Sampling"),
+    "formats": ("formats", "Formats"),
     "batching": ("batching", "Batching"),
     "paging": ("paging", "Paging"),
     "speculation": ("speculation", "Speculation"),

@@ -111,7 +111,7 @@ def quantize(model: LoadedModel, wanted: NumberFormat, *, threads: int | None = 
     weights = dict(model.weights)
     config, choices, kept = model.config, [], 0
     stored_bytes = result_bytes = 0
-    for name, tensor in _matrices(model):
+    for name, tensor in matrices(model):
         target = format_for(tensor, wanted, head=name == _HEAD)
         stored_bytes += tensor.num_bytes
         if target is None:
@@ -140,7 +140,7 @@ def format_for(tensor: TensorSpec, wanted: NumberFormat, *, head: bool) -> Numbe
     return target
 
 
-def _matrices(model: LoadedModel) -> Iterator[tuple[str, HostTensor]]:
+def matrices(model: LoadedModel) -> Iterator[tuple[str, HostTensor]]:
     """What linear layers multiply by; a tied head under the name of an untied one."""
     for name, tensor in model.weights.items():
         if len(tensor.shape) == 2 and name not in (_EMBEDDING, _POSITIONS):
