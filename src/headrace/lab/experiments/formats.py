@@ -369,46 +369,31 @@ def _conclude(findings: Findings, found: Sequence[_Format]) -> None:
 
 def _draw(lab: Lab, found: Sequence[_Format]) -> None:
     caption = (
-        "Left: how far predictions move (KL against f32) over size, with 95 % intervals over "
-        "chunks. Right: generated tokens per second, and what the bytes alone would give from f32."
+        "Formats by size. Left: how far predictions move (KL against f32), with 95 % intervals over "
+        "chunks. Right: generated tokens per second; crosses: what the bytes alone would give "
+        "from f32."
     )
-    alt = (
-        "Left: KL rises as size falls; right: tokens per second rise as size falls, below the line"
-    )
+    alt = "Left: KL falls as size grows; right: tokens per second fall as size grows"
+    ordered = sorted(found, key=lambda own: (own.sizes.real, own.name))
+    places = range(len(ordered))
+    reference = next(own for own in found if own.name == _REFERENCE)
+    first = median_interval(reference.tg).value * reference.sizes.real
+    dots, crosses = style(0) | {"linestyle": ""}, style(1) | {"linestyle": "", "marker": "x"}
     with lab.figure("formats", caption, alt, columns=2) as (_, axes):
-        look = style(0) | {"linestyle": ""}
-        for own in found:
-            size = own.sizes.real / 1e6
+        for place, own in zip(places, ordered, strict=True):
             kl, tg = _kl(own), median_interval(own.tg)
             if own.name != _REFERENCE:
-                axes[0].errorbar([size], [kl.value], yerr=_ends(kl), **look)
-                _name(axes[0], own.name, size, kl.value)
-            axes[1].errorbar([size], [tg.value], yerr=_ends(tg), **look)
-            _name(axes[1], own.name, size, tg.value)
-        reference = next(own for own in found if own.name == _REFERENCE)
-        first = median_interval(reference.tg).value * reference.sizes.real / 1e6
-        x = sorted(own.sizes.real / 1e6 for own in found)
-        axes[1].plot(x, [first / v for v in x], color="#555555", marker="", linestyle=":",
-                     label="bytes alone")  # fmt: skip
+                axes[0].errorbar([place], [kl.value], yerr=_ends(kl), **dots)
+            axes[1].errorbar([place], [tg.value], yerr=_ends(tg), **dots)
+        axes[1].plot(places, [first / own.sizes.real for own in ordered], **crosses)
         axes[0].set_yscale("log")
         axes[0].set_ylabel("KL to f32, nats")
-        axes[1].set_yscale("log")
         axes[1].set_ylabel("generated tokens per second")
-        ticks = [x[0] * (x[-1] / x[0]) ** (i / 4) for i in range(5)]
+        axes[1].set_ylim(bottom=0)
+        labels = [f"{own.name}, {own.sizes.real / 1e6:.0f} MB" for own in ordered]
         for axis in axes:
-            axis.set_xscale("log")
-            axis.minorticks_off()
-            axis.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
-            axis.set_xlabel("matrices, MB")
-        speeds = sorted(median_interval(own.tg).value for own in found)
-        marks = [speeds[0] * (speeds[-1] / speeds[0]) ** (i / 4) for i in range(5)]
-        axes[1].set_yticks(marks, [f"{mark:.0f}" for mark in marks])
-        axes[1].legend()
-
-
-def _name(axis: Any, name: str, x: float, y: float) -> None:
-    """Beside its point: with so many formats, colours would have to be guessed."""
-    axis.annotate(name, (x, y), xytext=(5, 3), textcoords="offset points", fontsize=8, rotation=35)
+            axis.set_xticks(places, labels, rotation=40, ha="right", fontsize=8)
+            axis.set_xlim(-0.5, len(ordered) - 0.5)
 
 
 def _ends(interval: Interval) -> list[list[float]]:
