@@ -22,7 +22,7 @@ from typing import Any
 #: A sum may fall short of its border by rounding alone.
 _SLACK = 1e-12
 #: Between two temperatures of the grid; the largest error that tests/ui/test_resample.py allows.
-BETWEEN_ERROR = 1e-3
+BETWEEN_ERROR = 2e-3
 
 
 @dataclass(frozen=True, slots=True)
