@@ -26,6 +26,9 @@ PLANTED = [
     ("kv-cache", "cache-position"),
     ("kv-cache", "rope-offset"),
     ("batching", "row-swap"),
+    ("sampling", "noise-key"),
+    ("formats", "skipped-norm"),
+    ("faults", "kv-head-map"),
     ("speculation", "kept-draft"),
     ("roofline", "skipped-norm"),
 ]

@@ -66,7 +66,7 @@ class Formats(Experiment):
         "Decoding reads every weight, so half the bytes give twice the speed; each bit less makes "
         "the error four times as large; but fewer bits are not automatically faster (spec 5)."
     )
-    quick_s = 150.0
+    quick_s = 75.0
     full_s = 600.0
     faults = ("row-swap", "skipped-norm")
     try_this = (
@@ -104,7 +104,7 @@ class Formats(Experiment):
             predictions.append(
                 Prediction(
                     f"kl {fewer}/{more}", f"KL of {fewer} over that of {more}", 4.0**bits, "×",
-                    f"{bits} bit less: steps {2**bits} times as wide, and KL grows as their square",
+                    f"{bits} bit{'s' if bits > 1 else ''} less: steps {2**bits} times as wide, and KL grows as their square",
                     tolerance=2.0,
                 )
             )  # fmt: skip
@@ -369,8 +369,8 @@ def _conclude(findings: Findings, found: Sequence[_Format]) -> None:
 
 def _draw(lab: Lab, found: Sequence[_Format]) -> None:
     caption = (
-        "Formats by size. Left: how far predictions move (KL against f32), with 95 % intervals over "
-        "chunks. Right: generated tokens per second; crosses: what the bytes alone would give "
+        "Formats by size. Left: how far predictions move (KL against f32), with 95 % intervals "
+        "over chunks. Right: generated tokens per second; crosses: what the bytes alone would give "
         "from f32."
     )
     alt = "Left: KL falls as size grows; right: tokens per second fall as size grows"
