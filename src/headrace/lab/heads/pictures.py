@@ -55,6 +55,7 @@ def _serving(axes: Any, outcome: Outcome) -> None:
                       **style(i))  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
+    axes.set_xlim(min(cache) / 1.4, max(cache) * 1.4)
     axes.set_xticks(cache, [f"{value:,.0f}" for value in cache])
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set(title="decoding", xlabel="cache bytes per token", ylabel="tokens/s")

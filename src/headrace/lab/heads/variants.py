@@ -111,7 +111,7 @@ QUICK = Plan(
     batch=16,
     depth=1024,
     outputs=32,
-    repetitions=5,
+    repetitions=9,
 )  # fmt: skip
 FULL = Plan(
     vocab_size=2048,
@@ -123,7 +123,7 @@ FULL = Plan(
     batch=16,
     depth=1024,
     outputs=64,
-    repetitions=9,
+    repetitions=15,
 )  # fmt: skip
 
 
