@@ -60,6 +60,8 @@ def _run(
     expected_s = experiment.quick_s if settings.quick else experiment.full_s
     progress = Progress(experiment.name, expected_s, listener)
     lab = Lab(settings, work, progress, reporter, experiment.default_model)
+    if settings.text is not None:
+        _ = lab.text  # a file that is no text is told before anything takes time
     lab.tell("predicting")
     predictions = experiment.predict(lab)
     keys = [p.key for p in predictions]
