@@ -65,7 +65,8 @@ def stages_are_the_definition(rows: Rows, num_ids: int) -> Check:
 
 
 def _worst_probability(top: Sequence[tuple[int, float]], want: Candidates) -> float:
-    expected = dict(zip(want.ids.tolist(), want.probabilities.tolist(), strict=True))
+    pairs = zip(want.ids.tolist(), want.probabilities.tolist(), strict=True)
+    expected: dict[int, float] = dict(pairs)
     return max(abs(p - expected.get(token, 2.0)) for token, p in top)
 
 

@@ -104,7 +104,7 @@ class Formats(Experiment):
             predictions.append(
                 Prediction(
                     f"kl {fewer}/{more}", f"KL of {fewer} over that of {more}", 4.0**bits, "×",
-                    f"bits less: {bits}; steps {2**bits} times as wide, and KL grows as their square",
+                    f"bits less: {bits}; steps {2**bits} × as wide, and KL grows as their square",
                     tolerance=2.0,
                 )
             )  # fmt: skip
