@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import random
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +16,7 @@ import pytest
 
 from headrace.errors import UsageError
 from headrace.lab import report as report_module
+from headrace.lab import runner
 from headrace.lab.experiment import (
     Check,
     Experiment,
@@ -263,7 +267,48 @@ def test_the_report_is_one_page_without_scripts(
         report_module.report(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"format": 0, "experiment": "dice"}'])
+def test_a_report_of_a_damaged_result_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every field in turn lost, or of another type; and pictures that would never end."""
+    data = run(Dice(), Settings(), tmp_path).data
+    monkeypatch.setattr(report_module, "EXPERIMENTS", {"dice": ("", "")})
+    file = tmp_path / "dice" / "result.json"
+    for key in data:
+        for damaged in ({k: v for k, v in data.items() if k != key}, data | {key: [7]}):
+            file.write_text(json.dumps(damaged))
+            with contextlib.suppress(UsageError):
+                report_module.report(tmp_path)
+    file.write_text(json.dumps(data | {"experiment": "../../else"}))
+    with pytest.raises(UsageError, match="is a result of another experiment"):
+        report_module.report(tmp_path)
+    file.write_text(json.dumps(data))
+    (tmp_path / "dice" / "dice.png").unlink()
+    os.mkfifo(tmp_path / "dice" / "dice.png")
+    with pytest.raises(UsageError, match="not a regular file"):
+        report_module.report(tmp_path)
+
+
+def test_runs_that_end_at_once_leave_the_last_and_the_one_before(tmp_path: Path) -> None:
+    (tmp_path / "dice.previous").symlink_to(tmp_path / "nowhere")
+    with ThreadPoolExecutor(8) as pool:
+        for seed in range(40):
+            pool.submit(_place, tmp_path, seed)
+    assert {p.name for p in tmp_path.iterdir()} == {"dice", "dice.previous"}
+    seeds = {(tmp_path / name / "seed").read_text() for name in ("dice", "dice.previous")}
+    assert len(seeds) == 2
+
+
+def _place(out: Path, seed: int) -> None:
+    work = out / f".dice.{seed}"
+    work.mkdir()
+    (work / "seed").write_text(str(seed))
+    runner._replace(work, out / "dice")
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"format": 0, "experiment": "dice"}', "[" * 100_000, "9" * 5000]
+)
 def test_a_damaged_result_is_one_sentence(tmp_path: Path, content: str) -> None:
     (tmp_path / "result.json").write_text(content)
     with pytest.raises(UsageError, match="run the experiment again"):

@@ -206,6 +206,8 @@ def test_round_trip_through_json() -> None:
         {"step_us": -1},
         {"op_us": float("nan")},
         {"threads": None},
+        {"threads": float("inf")},
+        {"logit_ns": 1e300},
     ],
 )
 def test_what_is_not_a_calibration_is_refused_in_one_sentence(damage: dict[str, object]) -> None:

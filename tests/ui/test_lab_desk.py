@@ -64,7 +64,7 @@ def test_a_result_is_read_or_refused_in_one_sentence(desk: LabDesk) -> None:
     assert desk.result("one") == RESULT
     assert desk.result("none") is None
     assert desk.result("../outside") is None
-    for text in ("{", "[]", '{"format": 99}'):
+    for text in ("{", "[]", '{"format": 99}', "[" * 100_000):
         (desk.directory / "one" / "result.json").write_text(text)
         with pytest.raises(UsageError, match="run it again"):
             desk.result("one")
@@ -81,7 +81,18 @@ def test_findings_are_texts() -> None:
     assert findings.condition_lines(RESULT) == ["cpu: cores 2", "models: m; n"]
     failed = RESULT | {"passed": False, "inject": "skipped-norm"}
     assert findings.headline(failed).startswith("✗ a check failed (fault planted: skipped-norm)")
-    for odd in ({}, {"passed": True, "predictions": None, "tables": [3], "conditions": 4}):
+    for odd in (
+        {},
+        {"passed": True, "predictions": None, "tables": [3], "conditions": 4},
+        {
+            "passed": True,
+            "predictions": 7,
+            "tables": [{"rows": [7, 8], "columns": 9}],
+            "figures": 1,
+        },
+    ):
+        findings.tables(odd)
+        findings.figures(odd)
         findings.headline(odd)
         assert findings.prediction_rows(odd) == findings.condition_lines(odd) == []
 
@@ -124,5 +135,29 @@ def test_experiments_are_the_labs_and_a_run_can_be_stopped(
         assert desk.run.stopped
         assert desk.run.problem is None
         assert not re.search("result", " ".join(str(p) for p in tmp_path.rglob("*")))
+
+    asyncio.run(go())
+
+
+def test_a_run_lives_on_when_its_page_is_closed_and_ends_when_stopped_while_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+
+    async def go() -> None:
+        desk = LabDesk(tmp_path)
+        await desk.experiments()
+        page = asyncio.create_task(desk.begin("roofline"))
+        await asyncio.sleep(0)
+        page.cancel()
+        await asyncio.wait([page])
+        assert desk.busy
+        await asyncio.gather(desk.stop(), desk.stop())
+        assert not desk.busy, "nobody could run anything any more"
+        await desk.begin("roofline")
+        await desk.stop()
+        assert desk.run is not None
+        assert desk.run.stopped
+        assert desk.run.ended
 
     asyncio.run(go())

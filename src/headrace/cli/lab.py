@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -109,6 +110,7 @@ def run(
         model=model, quick=quick, seed=seed, threads=threads, inject=inject, text=text,
         offline=offline or None,
     )  # fmt: skip
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # in order, as Ctrl-C: nothing is left
     results = []
     for experiment in experiments:
         with ProgressLine() as line:
@@ -141,7 +143,7 @@ def report(
     page = make_report(directory)
     target = output or directory / "report.html"
     with atomic_write(target) as file:
-        file.write(page.encode("utf-8"))
+        file.write(page.encode("utf-8", "replace"))
     typer.echo(str(target))
 
 

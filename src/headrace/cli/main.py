@@ -95,9 +95,14 @@ def _dispatch(arguments: list[str]) -> int:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except HeadraceError as error:
         sys.stdout.flush()
-        print(f"headrace: {error}", file=sys.stderr)
+        print(f"headrace: {_harmless(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     return 0
+
+
+def _harmless(text: str) -> str:
+    """Names from files and arguments may hold what moves a terminal's cursor, or worse."""
+    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
 
 
 def _prepare_streams() -> None:

@@ -7,7 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import UsageError
+from headrace.errors import ModelFileError, UsageError
+from headrace.formats.files import read_small_file, shorten
 from headrace.lab.catalog import EXPERIMENTS
 from headrace.lab.findings_page import cell, conditions_line, interval, number
 from headrace.lab.result import FILE, Result, read_result
@@ -46,8 +47,14 @@ def report(directory: Path) -> str:
             f"{directory} holds no results; `headrace lab run all --quick --out {directory}` "
             f"makes them."
         )
-    body = [_summary(results)]
-    body += [_section(result, directory / result.name) for result in results]
+    try:
+        body = [_summary(results)]
+        body += [_section(result, directory / result.name) for result in results]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(
+            f"A {FILE} below {directory} is damaged ({type(error).__name__}: {error}); run the "
+            "experiments again."
+        ) from None
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -61,8 +68,17 @@ def report(directory: Path) -> str:
 
 def find_results(directory: Path) -> list[Result]:
     """Of every experiment that has one, in the catalogue's order."""
-    return [read_result(directory / name) for name in EXPERIMENTS
-            if (directory / name / FILE).exists()]  # fmt: skip
+    found = []
+    for name in EXPERIMENTS:
+        if (directory / name / FILE).exists():
+            result = read_result(directory / name)
+            if result.name != name:
+                raise UsageError(
+                    f"{directory / name / FILE} is a result of another experiment, "
+                    f"{shorten(result.name)}; run {name} again."
+                )
+            found.append(result)
+    return found
 
 
 def _summary(results: list[Result]) -> str:
@@ -141,10 +157,10 @@ def _figure(figure: dict[str, Any], directory: Path) -> str:
     """The PNG inside the page; only one that lies in the run's own directory."""
     path = directory / Path(figure["file"]).name
     try:
-        image = path.read_bytes()[: _MOST_IMAGE_BYTES + 1]
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}; run the experiment again.") from None
-    if not image.startswith(b"\x89PNG") or len(image) > _MOST_IMAGE_BYTES:
+        image = read_small_file(path, _MOST_IMAGE_BYTES)
+    except ModelFileError as error:
+        raise UsageError(f"{error} Run the experiment again.") from None
+    if not image.startswith(b"\x89PNG"):
         raise UsageError(f"{path} is no PNG of a usual size; run the experiment again.")
     coded = base64.b64encode(image).decode("ascii")
     return (

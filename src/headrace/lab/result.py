@@ -9,12 +9,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import UsageError
+from headrace.errors import ModelFileError, UsageError
+from headrace.formats.files import read_small_file
 from headrace.lab.experiment import Check, Experiment, Findings, Prediction, verdict
 from headrace.lab.statistics import Interval
 
 FILE = "result.json"
 FORMAT = 1
+_MOST_BYTES = 16 << 20
 
 
 @dataclass(slots=True)
@@ -91,12 +93,10 @@ def read_result(directory: Path) -> Result:
     """Raises UsageError where there is none, or none that this version wrote."""
     path = directory / FILE
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(
-            f"{path}: {error.strerror}; `headrace lab run NAME --out DIR` writes it."
-        ) from None
-    except ValueError as error:
+        data = json.loads(read_small_file(path, _MOST_BYTES))
+    except ModelFileError as error:
+        raise UsageError(f"{error} `headrace lab run NAME --out DIR` writes it.") from None
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON: {error}; run the experiment again.") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT or "experiment" not in data:
         raise UsageError(f"{path} is no result of this version; run the experiment again.")

@@ -6,6 +6,9 @@ place; the result that was there before is kept as NAME.previous.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import shutil
 import tempfile
 import time
@@ -102,10 +105,19 @@ def _make_directory(out: Path) -> None:
 
 
 def _replace(work: Path, final: Path) -> None:
-    """Puts `work` in the place of `final`, which becomes NAME.previous."""
+    """Puts `work` in the place of `final`, which becomes NAME.previous. Another run that ends now
+    waits for its turn."""
     work.chmod(0o755)
-    if final.exists():
-        previous = final.with_name(f"{final.name}.previous")
-        shutil.rmtree(previous, ignore_errors=True)
-        final.rename(previous)
-    work.rename(final)
+    previous = final.with_name(f"{final.name}.previous")
+    turn = os.open(final.parent, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(turn, fcntl.LOCK_EX)
+        if os.path.lexists(final):
+            if previous.is_symlink() or previous.is_file():
+                previous.unlink()
+            shutil.rmtree(previous, ignore_errors=True)
+            final.rename(previous)
+        work.rename(final)
+    finally:
+        os.close(turn)

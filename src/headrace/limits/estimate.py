@@ -41,7 +41,7 @@ class Curve:
 
     def __post_init__(self) -> None:
         grows = all(a < b for a, b in zip((0, *self.rows), self.rows, strict=False))
-        sound = all(math.isfinite(s) and s > 0 for s in self.shares)
+        sound = all(1e-9 < s < 1e9 for s in self.shares)
         if not self.rows or len(self.rows) != len(self.shares) or not grows or not sound:
             raise ValueError("a curve needs points of growing rows and positive shares")
 
@@ -80,8 +80,8 @@ class Calibration:
     def __post_init__(self) -> None:
         for name in ("op_s", "step_s", "sequence_s", "logit_s"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must not be negative")
+            if not 0 <= value < 1e6:
+                raise ValueError(f"{name} must not be negative, nor beyond days")
         if ROW_WISE not in self.curves:
             raise ValueError(f"there is no class {ROW_WISE}")
 
@@ -137,7 +137,7 @@ class Calibration:
                 sequence_s=float(values["sequence_us"]) / 1e6,
                 logit_s=float(values["logit_ns"]) / 1e9,
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise UsageError(
                 f"{source} is not a calibration ({error}); remove it and calibrate anew."
             ) from None

@@ -78,8 +78,8 @@ def tables(result: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[st
     return [
         (
             str(t.get("name", "")),
-            [str(c) for c in t.get("columns") or ()],
-            [[cell(value) for value in row] for row in t.get("rows") or ()],
+            [str(c) for c in _list(t.get("columns"))],
+            [[cell(value) for value in _list(row)] for row in _list(t.get("rows"))],
             str(t.get("note", "")),
         )
         for t in _dicts(result, "tables")
@@ -136,4 +136,8 @@ def _flat(value: Any) -> str:
 
 
 def _dicts(result: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
-    return [one for one in result.get(name) or () if isinstance(one, dict)]
+    return [one for one in _list(result.get(name)) if isinstance(one, dict)]
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -108,27 +108,20 @@ class LabDesk:
         if self.run is not None and not self.run.ended:
             raise UsageError(f"{self.run.name} is still running; one goes on at a time.")
         self.run = Run(name, fault)
-        more = () if fault is None else ("--inject", fault)
-        try:
-            self._process = await self._start(
-                "run", name, "--quick", "--out", str(self.directory), *more
-            )
-        except OSError as error:
-            self.run.status, self.run.last_line = 2, f"it cannot be started: {error.strerror}"
-            return
-        self._task = asyncio.create_task(self._attend(self.run, self._process))
+        self._process = None
+        self._task = asyncio.create_task(self._carry_out(self.run))  # though the page may be closed
 
     async def stop(self) -> None:
         """Ends the run, if one goes on; what it had written so far goes with it."""
-        run, process = self.run, self._process
-        if run is None or run.ended or process is None or self._task is None:
+        run, task = self.run, self._task
+        if run is None or run.ended or task is None:
             return
         run.stopped, run.text = True, "stopping"
-        _signal(process, signal.SIGINT)
-        done, _ = await asyncio.wait([self._task], timeout=STOP_S)
+        _signal(self._process, signal.SIGINT)
+        done, _ = await asyncio.wait([task], timeout=STOP_S)
         if not done:
-            _signal(process, signal.SIGKILL)
-            await asyncio.wait([self._task])
+            _signal(self._process, signal.SIGKILL)
+            await asyncio.wait([task])
 
     def result(self, name: str) -> dict[str, Any] | None:
         """The newest result of an experiment; None where there is none. Raises UsageError for a
@@ -138,7 +131,7 @@ class LabDesk:
             return None
         try:
             found = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise UsageError(
@@ -177,6 +170,20 @@ class LabDesk:
             start_new_session=True,
         )  # fmt: skip
 
+    async def _carry_out(self, run: Run) -> None:
+        """From start to end of a run's process."""
+        more = () if run.fault is None else ("--inject", run.fault)
+        try:
+            process = self._process = await self._start(
+                "run", run.name, "--quick", "--out", str(self.directory), *more
+            )
+        except OSError as error:
+            run.status, run.last_line = 2, f"it cannot be started: {error.strerror}"
+            return
+        if run.stopped:  # while it started
+            _signal(process, signal.SIGINT)
+        await self._attend(run, process)
+
     async def _attend(self, run: Run, process: asyncio.subprocess.Process) -> None:
         async def listen() -> None:
             assert process.stderr is not None
@@ -198,7 +205,9 @@ class LabDesk:
         run.status = await process.wait()
 
 
-def _signal(process: asyncio.subprocess.Process, number: int) -> None:
-    """To the run and all that it started."""
+def _signal(process: asyncio.subprocess.Process | None, number: int) -> None:
+    """To the run and all that it started, if it has."""
+    if process is None or process.returncode is not None:  # its id may be another's by now
+        return
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)

@@ -8,7 +8,6 @@ measures nothing: `local` hardware comes from local.py.
 from __future__ import annotations
 
 import difflib
-import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from headrace.errors import UsageError
-from headrace.formats.files import read_small_file
+from headrace.formats.files import read_small_file, shorten
 from headrace.limits.rates import MachineRates
 
 KINDS = ("gpu", "cpu", "apple")
@@ -36,6 +35,9 @@ NUMBERS: Mapping[str, str] = MappingProxyType(
     }
 )
 MAX_FILE_BYTES = 1 << 20
+#: A number of a hardware is at least 1, or this, and below MOST: no quotient of them is infinite.
+LEAST: Mapping[str, float] = MappingProxyType({"price_usd_per_hour": 1e-6})
+MOST = 1e30
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,9 @@ def parse_hardware(text: str, source: str, *, sourced: bool = False) -> dict[str
     """
     try:
         tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise UsageError(f"{source} is nested too deeply.") from None
+    except ValueError as error:  # syntax, or a number of thousands of digits
         raise UsageError(f"{source} is not TOML: {error}.") from None
     found = {name.lower(): _entry(name, table, source) for name, table in tables.items()}
     if sourced:
@@ -132,6 +136,8 @@ def _entry(name: str, table: object, source: str) -> Hardware:
         raise UsageError(f"{label} kind must be one of {', '.join(KINDS)}, not {kind!r}.")
     if not isinstance(title, str) or not isinstance(vendor, str):
         raise UsageError(f"{label} title and vendor must be text.")
+    if not (name + title + vendor).isprintable():
+        raise UsageError(f"{source}: {shorten(name)}: name, title and vendor must be printable.")
     entry = Hardware(name.lower(), title, kind, vendor=vendor.lower())
     sources: dict[str, Source] = {}
     for key, value in table.items():
@@ -167,7 +173,7 @@ def _require_sources(hardware: Hardware, file: str) -> None:
 
 def with_number(hardware: Hardware, name: str, value: object, label: str) -> Hardware:
     """The hardware with one number replaced. label: what to call it in messages. Raises UsageError
-    for an unknown name, with the nearest, and for what is no positive number."""
+    for an unknown name, with the nearest, and for what is no number of a machine."""
     if name not in NUMBERS:
         near = difflib.get_close_matches(name, NUMBERS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(NUMBERS)}."
@@ -175,10 +181,12 @@ def with_number(hardware: Hardware, name: str, value: object, label: str) -> Har
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
-        or not 0 < value < 1e30
-        or not math.isfinite(value)
+        or not LEAST.get(name, 1.0) <= value < MOST  # nan is not, either
     ):
-        raise UsageError(f"{label} {name} must be a positive number, not {value!r}.")
+        raise UsageError(
+            f"{label} {name} must be a positive number, from {LEAST.get(name, 1.0):g} to below "
+            f"{MOST:g}."
+        )
     changes: dict[str, float] = {name: float(value)}
     sources = {key: src for key, src in hardware.sources.items() if key != name}
     return replace(hardware, sources=MappingProxyType(sources), **changes)  # type: ignore[arg-type]
