@@ -31,6 +31,7 @@ PLANTED = [
     ("faults", "kv-head-map"),
     ("speculation", "kept-draft"),
     ("roofline", "skipped-norm"),
+    ("heads", "kv-head-map"),
 ]
 
 
