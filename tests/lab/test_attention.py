@@ -7,7 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from headrace.lab.attention_cells import (  # noqa: E402
+from headrace.lab.experiments.attention import _least_ratio  # noqa: E402
+from headrace.lab.parts.attention_cells import (  # noqa: E402
     Problem,
     Way,
     attention,
@@ -15,8 +16,7 @@ from headrace.lab.attention_cells import (  # noqa: E402
     measure,
     relative_error,
 )
-from headrace.lab.experiments.attention import _least_ratio  # noqa: E402
-from headrace.lab.memory import FreshProcesses  # noqa: E402
+from headrace.lab.parts.memory import FreshProcesses  # noqa: E402
 from headrace.limits.rates import MachineRates  # noqa: E402
 from headrace.ops.kv import KVFormat  # noqa: E402
 
@@ -57,7 +57,7 @@ def test_naive_holds_two_matrices_and_tiled_none() -> None:
 
 def test_memory_is_measured_as_predicted() -> None:
     problem = Problem(1024, 4)
-    with FreshProcesses(["headrace.lab.attention_cells"]) as fresh:
+    with FreshProcesses(["headrace.lab.parts.attention_cells"]) as fresh:
         naive = fresh.call(measure, NAIVE, problem, 1, 1)
         tiled = fresh.call(measure, TILED, problem, 1, 1)
     assert naive.peak_bytes == pytest.approx(problem.peak_bytes(NAIVE), rel=0.05)

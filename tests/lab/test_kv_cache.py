@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from headrace.lab.experiments.kv_cache import _distance, _totals
-from headrace.lab.kv_memory import BLOCK, CHECK_VALUES, KVShape, variations, write_cache
-from headrace.lab.memory import FreshProcesses, anonymous_bytes, peak_of
-from headrace.lab.random_model import random_model
+from headrace.lab.parts.kv_memory import BLOCK, CHECK_VALUES, KVShape, variations, write_cache
+from headrace.lab.parts.memory import FreshProcesses, anonymous_bytes, peak_of
+from headrace.lab.parts.random_model import random_model
 from headrace.ops.cost import CostModel
 from headrace.ops.kv import KVFormat
 
@@ -36,7 +36,7 @@ def test_the_formula_is_what_the_cost_interpreter_counts() -> None:
 
 
 def test_a_written_cache_takes_what_the_formula_says() -> None:
-    with FreshProcesses(["headrace.lab.kv_memory"]) as fresh:
+    with FreshProcesses(["headrace.lab.parts.kv_memory"]) as fresh:
         for shape in (KVShape(4, 4, 64, 4000), KVShape(2, 3, 64, 16000, KVFormat.F32)):
             taken = fresh.call(write_cache, shape)
             assert taken == pytest.approx(shape.allocated_bytes, abs=300_000)

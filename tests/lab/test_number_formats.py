@@ -7,8 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from headrace.lab.number_formats import affine, compare, in_format, log_softmax, sizes, unquantised
-from headrace.lab.tiny import tiny_model
+from headrace.lab.parts.number_formats import (
+    affine,
+    compare,
+    in_format,
+    log_softmax,
+    sizes,
+    unquantised,
+)
+from headrace.lab.parts.tiny import tiny_model
 from headrace.models.quantize import matrices, quantize
 from headrace.quant.dequantize import dequantize
 from headrace.quant.formats import F32, Q4_0, Q8_0

@@ -8,8 +8,8 @@ from headrace.bench.measure import GREEDY
 from headrace.engine.config import EngineOptions
 from headrace.lab.experiments import paging
 from headrace.lab.experiments.paging import STRATEGIES, Strategy, useful_share
-from headrace.lab.random_model import engine_on, random_model
-from headrace.lab.traces import Job
+from headrace.lab.parts.random_model import engine_on, random_model
+from headrace.lab.parts.traces import Job
 
 JOBS = [Job(5, 1), Job(16, 40), Job(130, 150), Job(31, 3)]
 

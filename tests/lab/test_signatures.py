@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from headrace.lab.experiments.faults import EXPECTED
-from headrace.lab.oddities import HELD, held_share
-from headrace.lab.signatures import FAMILIES, family_of, largest_difference, signature
-from headrace.lab.situations import SITUATIONS, Seen, Text, see, text_for
-from headrace.lab.tiny import tiny_model
+from headrace.lab.faults.oddities import HELD, held_share
+from headrace.lab.faults.signatures import FAMILIES, family_of, largest_difference, signature
+from headrace.lab.faults.situations import SITUATIONS, Seen, Text, see, text_for
+from headrace.lab.parts.tiny import tiny_model
 from headrace.ops.native import NativeModel
 from headrace.verify.faults import FAULTS, NO_FAULT, Fault
 from headrace.verify.subject import Subject

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from headrace.engine.admission import Vocabulary
 from headrace.engine.config import EngineOptions, Machine, resolve
 from headrace.engine.core import Engine
-from headrace.lab.random_model import random_model
-from headrace.lab.served import serve_backlog
-from headrace.lab.traces import (
+from headrace.lab.parts.random_model import random_model
+from headrace.lab.parts.served import serve_backlog
+from headrace.lab.parts.traces import (
     Job,
     Lengths,
     heavy_tailed,

@@ -5,5 +5,8 @@
     runner.py      predict → check → measure → verdict → files
     catalog.py     name → experiment
 
+    experiments/   one module per experiment; parts/, faults/, heads/, speculation/: what they are
+                   made of; training/: a training loop over the reference interpreter
+
 May import anything; only the command line imports it.
 """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from headrace.lab.experiment import Check, Experiment, Findings, Kind, Prediction, Table
 from headrace.lab.lab import Lab
-from headrace.lab.memory import FreshProcesses
+from headrace.lab.parts.memory import FreshProcesses
 from headrace.lab.plots import style
 from headrace.lab.statistics import (
     Interval,
@@ -25,7 +25,7 @@ from headrace.verify.result import RungResult
 from headrace.verify.subject import Subject
 
 if TYPE_CHECKING:
-    from headrace.lab.attention_cells import Cell, Problem, Way
+    from headrace.lab.parts.attention_cells import Cell, Problem, Way
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
 #: Growth is fitted from here on: below, fixed costs weigh.
@@ -146,7 +146,7 @@ class Attention(Experiment):
 
     def measure(self, lab: Lab, predicted: Mapping[str, Prediction]) -> Findings:
         found = Findings()
-        with FreshProcesses(["headrace.lab.attention_cells"]) as fresh:
+        with FreshProcesses(["headrace.lab.parts.attention_cells"]) as fresh:
             with lab.stage("cells", 0.85):
                 cells = dict(_cells(lab, fresh, 3 if lab.quick else 7))
             with lab.stage("what people are told", 0.15):
@@ -159,20 +159,20 @@ class Attention(Experiment):
 
 
 def _ways() -> list[Way]:
-    from headrace.lab.attention_cells import Way
+    from headrace.lab.parts.attention_cells import Way
 
     return [Way(*fields) for fields in _WAYS]
 
 
 def _told_ways() -> tuple[Way, Way]:
-    from headrace.lab.attention_cells import Way
+    from headrace.lab.parts.attention_cells import Way
 
     naive = Way("naive, bf16", "naive", KVFormat.BF16)
     return naive, Way("tiled, bf16 KV", "tiled", KVFormat.BF16)
 
 
 def _new_problem(length: int, heads: int, batch: int = 1) -> Problem:
-    from headrace.lab.attention_cells import Problem
+    from headrace.lab.parts.attention_cells import Problem
 
     return Problem(length, heads, batch=batch)
 
@@ -196,7 +196,7 @@ def _least_ratio(problem: Problem, rates: MachineRates) -> float:
 def _close(lab: Lab, length: int) -> Check:
     """Every way's error from float64 is at most twice that of the naive way in the same format,
     plus a rounding of the result."""
-    from headrace.lab.attention_cells import Problem, Way, attention, inputs, relative_error
+    from headrace.lab.parts.attention_cells import Problem, Way, attention, inputs, relative_error
 
     problem = Problem(length, 3, batch=2)
     qkv = inputs(problem)
@@ -233,7 +233,7 @@ def _cells(
     lab: Lab, fresh: FreshProcesses, repetitions: int
 ) -> Iterator[tuple[tuple[str, int], Cell | None]]:
     """By (way, length), short ones first; None where there was no memory for it."""
-    from headrace.lab.attention_cells import run_cell
+    from headrace.lab.parts.attention_cells import run_cell
 
     done, work = 0.0, float(sum(s * s for s in LENGTHS))
     for length in LENGTHS:
@@ -247,7 +247,7 @@ def _cells(
 
 
 def _measure_told(lab: Lab, fresh: FreshProcesses, found: Findings) -> None:
-    from headrace.lab.attention_cells import run_cell
+    from headrace.lab.parts.attention_cells import run_cell
 
     batch, heads, length = _TOLD
     problem = _new_problem(length, heads, batch)

@@ -21,10 +21,8 @@ from headrace.engine.model import build_engine
 from headrace.lab.experiment import Check, Experiment, Findings, Prediction, Table
 from headrace.lab.experiment import Kind as Sense
 from headrace.lab.lab import Lab
-from headrace.lab.plots import style
-from headrace.lab.served import Served, serve_backlog
-from headrace.lab.statistics import Interval, exact, median_interval, ratio_interval
-from headrace.lab.traces import (
+from headrace.lab.parts.served import Served, serve_backlog
+from headrace.lab.parts.traces import (
     Job,
     Lengths,
     heavy_tailed,
@@ -32,6 +30,8 @@ from headrace.lab.traces import (
     serve,
     utilisation,
 )
+from headrace.lab.plots import style
+from headrace.lab.statistics import Interval, exact, median_interval, ratio_interval
 from headrace.limits.bound import bound
 from headrace.limits.rates import MachineRates
 from headrace.ops.cost import CostModel

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from headrace.lab.experiment import Check, Experiment, Findings, Kind, Prediction, Table
-from headrace.lab.lab import Lab
-from headrace.lab.oddities import (
+from headrace.lab.faults.oddities import (
     HELD,
     HISTORIES,
     held_share,
@@ -17,16 +16,17 @@ from headrace.lab.oddities import (
     measure_memory,
     promised_gain,
 )
-from headrace.lab.signatures import (
+from headrace.lab.faults.signatures import (
     FAMILIES,
     Signature,
     family_of,
     largest_difference,
     signature,
 )
-from headrace.lab.situations import SITUATIONS, Seen, Text, see, text_for
+from headrace.lab.faults.situations import SITUATIONS, Seen, Text, see, text_for
+from headrace.lab.lab import Lab
+from headrace.lab.parts.tiny import tiny_model
 from headrace.lab.statistics import exact
-from headrace.lab.tiny import tiny_model
 from headrace.ops.cost import CostModel
 from headrace.verify.faults import FAULTS, NO_FAULT, Fault
 from headrace.verify.subject import Subject

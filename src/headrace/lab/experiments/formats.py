@@ -21,7 +21,7 @@ from headrace.engine.core import Engine
 from headrace.engine.model import native_executor, vocabulary_of
 from headrace.lab.experiment import Cell, Check, Experiment, Findings, Prediction, Table
 from headrace.lab.lab import Lab
-from headrace.lab.number_formats import Moved, Sizes, affine, compare, in_format, sizes
+from headrace.lab.parts.number_formats import Moved, Sizes, affine, compare, in_format, sizes
 from headrace.lab.plots import style
 from headrace.lab.statistics import Interval, exact, mean_interval, median_interval, resolved
 from headrace.limits.workloads import decode_limit, prefill_limit

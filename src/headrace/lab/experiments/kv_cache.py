@@ -20,9 +20,9 @@ from headrace.engine.core import Engine
 from headrace.engine.model import OpenModel, build_engine
 from headrace.lab.experiment import Check, Experiment, Findings, Prediction, Table
 from headrace.lab.experiment import Kind as Sense
-from headrace.lab.kv_memory import CHECK_VALUES, KVShape, measured_bytes, variations
 from headrace.lab.lab import Lab
-from headrace.lab.memory import FreshProcesses
+from headrace.lab.parts.kv_memory import CHECK_VALUES, KVShape, measured_bytes, variations
+from headrace.lab.parts.memory import FreshProcesses
 from headrace.lab.plots import style
 from headrace.lab.statistics import (
     Interval,
@@ -555,7 +555,7 @@ def _measure_memory(lab: Lab, found: Findings) -> None:
     base = KVShape(len(group.layers), group.kv_heads, group.k_dim, 2048)
     shapes = variations(base)
     measured: dict[KVShape, int | None] = {}
-    with FreshProcesses(["headrace.lab.kv_memory"]) as fresh:
+    with FreshProcesses(["headrace.lab.parts.kv_memory"]) as fresh:
         wanted = [s for group in shapes.values() for s in group] + list(CHECK_VALUES)
         for number, shape in enumerate(wanted):
             if shape not in measured:

@@ -15,20 +15,20 @@ from headrace.engine.params import SamplingParams
 from headrace.engine.trace import SamplerTrace
 from headrace.lab.experiment import Check, Experiment, Findings, Kind, Prediction, Table
 from headrace.lab.lab import Lab
-from headrace.lab.plots import style
-from headrace.lab.sampling_checks import (
+from headrace.lab.parts.sampling_checks import (
     draws_follow_the_law,
     neighbours_change_nothing,
     smallest_temperature_is_greedy,
     stages_are_the_definition,
 )
-from headrace.lab.sampling_model import (
+from headrace.lab.parts.sampling_model import (
     cross_entropy,
     distinct,
     entropy_at,
     entropy_slope,
     repeated,
 )
+from headrace.lab.plots import style
 from headrace.lab.statistics import Interval, exact, mean_interval, resolved
 from headrace.verify.faults import NO_FAULT
 from headrace.verify.probe import run_requests

@@ -10,8 +10,8 @@ import numpy as np
 
 from headrace.engine.config import Machine
 from headrace.engine.sizing import ceil_div
-from headrace.lab.memory import FreshProcesses, anonymous_bytes
-from headrace.lab.random_model import random_model
+from headrace.lab.parts.memory import FreshProcesses, anonymous_bytes
+from headrace.lab.parts.random_model import random_model
 from headrace.ops.kv import KVFormat
 from headrace.ops.native import NativeModel
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from headrace.engine.config import Machine
 from headrace.engine.sizing import ceil_div
-from headrace.lab.memory import FreshProcesses, peak_of
+from headrace.lab.parts.memory import FreshProcesses, peak_of
 from headrace.native import core
 from headrace.ops.kv import KVFormat
 from headrace.ops.lower import NATIVE_KV_FORMATS

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headrace.lab.situations import Seen, Text
+from headrace.lab.faults.situations import Seen, Text
 
 #: What a signature can point at, with the words of docs/verify.md.
 FAMILIES: Mapping[str, str] = {

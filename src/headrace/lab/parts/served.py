@@ -11,7 +11,7 @@ from headrace.bench.measure import GREEDY
 from headrace.engine.account import StepAccount, StepRecord
 from headrace.engine.core import Engine
 from headrace.errors import HeadraceError
-from headrace.lab.traces import Job
+from headrace.lab.parts.traces import Job
 
 
 @dataclass(slots=True)

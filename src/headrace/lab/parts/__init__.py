@@ -1,0 +1,1 @@
+"""What experiments are made of, and some share: traces, memory, models for a purpose, oracles."""
