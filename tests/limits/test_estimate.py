@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import UsageError
 from headrace.limits.bound import Peaks, bound
-from headrace.limits.estimate import Calibration, Curve, estimate, kernels_of, parts_of
+from headrace.limits.estimate import Calibration, Curve, Reach, estimate, kernels_of, parts_of
 from headrace.limits.rates import MachineRates
 from headrace.models.outline import ModelOutline, outline_from_hf, uniform
 from headrace.ops.cost import CostModel
@@ -158,6 +158,25 @@ def test_prompts_and_single_tokens_of_one_step_have_their_own_shares() -> None:
     assert attention(single + prompt) == pytest.approx(attention(single) + attention(prompt))
 
 
+def test_what_is_reached_of_bandwidth_and_peak_counts_apart() -> None:
+    """At half of the bandwidth and a quarter of the peak, whichever takes longer is the time; so
+    more bandwidth stops helping where the arithmetic begins to limit."""
+    reach = {"linear F32": Reach(0.5, 0.25)}
+    slow = replace(PERFECT, reach=reach)
+    step = SMALL.step([Chunk(1, 9)])
+
+    def linears(rates: MachineRates, calibration: Calibration) -> float:
+        parts = parts_of(step, rates, calibration)
+        return sum(p.seconds for p in parts if p.name == "linear F32")
+
+    memory = replace(RATES, read_bytes_per_s=1e6)
+    assert linears(memory, slow) == pytest.approx(2 * linears(memory, PERFECT))
+    compute = replace(RATES, read_bytes_per_s=1e18)
+    assert linears(compute, slow) == pytest.approx(4 * linears(compute, PERFECT))
+    assert linears(replace(compute, read_bytes_per_s=1e19), slow) == linears(compute, slow)
+    assert Calibration.from_dict(json.loads(json.dumps(slow.to_dict()))).reach == reach
+
+
 def test_curve_between_and_beyond_its_points() -> None:
     curve = Curve((1, 4, 16), (0.8, 0.4, 0.6))
     assert [curve.at(n) for n in (0.5, 1, 2, 4, 8, 16, 999)] == pytest.approx(
@@ -175,14 +194,14 @@ def test_a_class_that_was_not_measured_goes_by_its_nearest_relative() -> None:
     }
     curves |= {f"attend {n}": Curve((1,), (n / 1000,)) for n in (64, 128, 256)}
     known = replace(PERFECT, curves=curves)
-    assert known.curve("linear Q4_0") is curves["linear Q4_K"]
-    assert known.curve("linear Q6_K") is curves["linear Q8_0"]
-    assert known.curve("linear F16") is curves["linear BF16"]
-    assert known.curve("attend 80") is curves["attend 64"]
-    assert known.curve("attend 192") is curves["attend 256"]
-    assert known.curve("attend 8") is curves["attend 64"]
+    assert known.known("linear Q4_0") == "linear Q4_K"
+    assert known.known("linear Q6_K") == "linear Q8_0"
+    assert known.known("linear F16") == "linear BF16"
+    assert known.known("attend 80") == "attend 64"
+    assert known.known("attend 192") == "attend 256"
+    assert known.known("attend 8") == "attend 64"
     with pytest.raises(UsageError, match="no figures for scan 3"):
-        known.curve("scan 3")
+        known.known("scan 3")
 
 
 def test_round_trip_through_json() -> None:
@@ -208,6 +227,8 @@ def test_round_trip_through_json() -> None:
         {"threads": None},
         {"threads": float("inf")},
         {"logit_ns": 1e300},
+        {"reach": {"linear F32": {"bytes": 0, "operations": 1}}},
+        {"reach": {"linear F32": {"bytes": 1}}},
     ],
 )
 def test_what_is_not_a_calibration_is_refused_in_one_sentence(damage: dict[str, object]) -> None:

@@ -32,6 +32,8 @@ from headrace.limits.estimate import (
     ROW_WISE,
     Calibration,
     Curve,
+    Kernel,
+    Reach,
     attend_class,
     kernels_of,
     linear_class,
@@ -120,7 +122,9 @@ def calibrate(
     op_s = min(least)
     notice("timing the engine", (jobs - 2) / jobs)
     step_s, sequence_s, logit_s = _engine_costs(many, probe, quiet)
-    curves = {kind: _curve(by_rows, op_s) for kind, by_rows in found.items()}
+    linears = [kind for kind in found if kind.startswith("linear")]
+    reach = {kind: _reach(found[kind], op_s) for kind in linears}
+    curves = {kind: _curve(kind, f, op_s, reach.get(kind, Reach())) for kind, f in found.items()}
     return Calibration(
         cpu=host.cpu,
         num_threads=probe.num_threads,
@@ -132,6 +136,7 @@ def calibrate(
         step_s=step_s,
         sequence_s=sequence_s,
         logit_s=logit_s,
+        reach=reach,
     )
 
 
@@ -139,18 +144,37 @@ def calibrate(
 class _Sum:
     """One measurement of a class: sums over its kernels in a step."""
 
-    roof_s: float
-    seconds: float
-    count: int
+    moving_s: float = 0.0
+    computing_s: float = 0.0
+    seconds: float = 0.0
+    count: int = 0
+
+    def work_s(self, op_s: float) -> float:
+        """Without the starts of its kernels, which may not be all of it."""
+        return max(self.seconds - self.count * op_s, self.seconds / 10)
 
 
-def _curve(by_rows: dict[int, list[_Sum]], op_s: float) -> Curve:
+def _reach(by_rows: dict[int, list[_Sum]], op_s: float) -> Reach:
+    """Of the bandwidth at the fewest rows, of the peak at the most."""
+    few, many = by_rows[min(by_rows)], by_rows[max(by_rows)]
+    return Reach(
+        bytes=median(s.moving_s / s.work_s(op_s) for s in few),
+        operations=median(s.computing_s / s.work_s(op_s) for s in many),
+    )
+
+
+def _curve(kind: str, by_rows: dict[int, list[_Sum]], op_s: float, reach: Reach) -> Curve:
     """Medians over the measurements of the same number of rows."""
+    together = kind.startswith("linear")
     rows = sorted(by_rows)
     shares = []
     for n in rows:
-        work = [(s.roof_s, max(s.seconds - s.count * op_s, s.seconds / 10)) for s in by_rows[n]]
-        shares.append(median(roof / seconds for roof, seconds in work))
+        roofs = [
+            Kernel(kind, n, s.moving_s, s.computing_s, 1, together).lowered_s(reach)
+            for s in by_rows[n]
+        ]
+        pairs = zip(roofs, by_rows[n], strict=True)
+        shares.append(median(roof / s.work_s(op_s) for roof, s in pairs))
     return Curve(tuple(rows), tuple(shares))
 
 
@@ -226,8 +250,13 @@ class _Kernels:
         step = self._costs.step([Chunk(new, context)] * sequences)
         sums = dict[str, _Sum]()
         for kernel in kernels_of(step, rates):
-            known = sums.get(kernel.kind, _Sum(0.0, 0.0, 0))
-            sums[kernel.kind] = _Sum(known.roof_s + kernel.roof_s, 0.0, known.count + kernel.count)
+            known = sums.get(kernel.kind, _Sum())
+            sums[kernel.kind] = _Sum(
+                known.moving_s + kernel.moving_s,
+                known.computing_s + kernel.computing_s,
+                0.0,
+                known.count + kernel.count,
+            )
         least = float("inf")
         for index in range(len(self._native.fused.segments[0])):
             op = runs[0][index][0]

@@ -1,7 +1,8 @@
 """How long a step takes on a calibrated machine: the roof, and the share of it that kernels reach.
 
     step   = Σ kernels (roof ÷ share + fixed)  +  fixed of a step, of a sequence, of a logit
-    roof   linear     max(bytes ÷ bandwidth, operations ÷ peak)
+    roof   linear     max(bytes ÷ bandwidth, operations ÷ peak); what is reached of either is known
+                      apart, so that another bandwidth moves the place where they cross
            attention  bytes ÷ bandwidth + operations ÷ peak: one after the other, a block at a time
            row-wise   numbers written ÷ f32 peak
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.errors import UsageError
@@ -58,12 +59,29 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
+class Reach:
+    """The shares of bandwidth and of the peak that a class reaches where only that one limits it:
+    at one row, at many."""
+
+    bytes: float = 1.0
+    operations: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not all(math.isfinite(x) and x > 0 for x in (self.bytes, self.operations)):
+            raise ValueError("a reach needs two positive shares")
+
+
+_ALL = Reach()
+
+
+@dataclass(frozen=True, slots=True)
 class Calibration:
     """What one machine reaches with one version of the kernels.
 
     cpu, num_threads, isa, version: what it holds for. date: when it was measured. curves: by class
-    of op. op_s: of starting a kernel, all threads together. step_s, sequence_s, logit_s: seconds of
-    a step outside of its kernels, per step, per sequence in it and per logit that is drawn from.
+    of op, shares of the roof that reach lowers. reach: by class; all of both where none is given.
+    op_s: of starting a kernel, all threads together. step_s, sequence_s, logit_s: seconds of a step
+    outside of its kernels, per step, per sequence in it and per logit that is drawn from.
     """
 
     cpu: str
@@ -76,6 +94,7 @@ class Calibration:
     step_s: float
     sequence_s: float
     logit_s: float
+    reach: Mapping[str, Reach] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("op_s", "step_s", "sequence_s", "logit_s"):
@@ -85,17 +104,21 @@ class Calibration:
         if ROW_WISE not in self.curves:
             raise ValueError(f"there is no class {ROW_WISE}")
 
-    def curve(self, kind: str) -> Curve:
-        """The curve of a class; of one that was not measured, that of its nearest relative: the
-        format with the nearest bits of the same unit, the nearest head size."""
-        found = self.curves.get(kind)
-        if found is not None:
-            return found
+    def seconds(self, kernel: Kernel) -> float:
+        """What a kernel's work takes, without the start of it."""
+        kind = self.known(kernel.kind)
+        return kernel.lowered_s(self.reach.get(kind, _ALL)) / self.curves[kind].at(kernel.rows)
+
+    def known(self, kind: str) -> str:
+        """The class itself if it was measured; else its nearest relative: the format with the
+        nearest bits of the same unit, the nearest head size."""
+        if kind in self.curves:
+            return kind
         family, _, member = kind.partition(" ")
         relatives = [name for name in self.curves if name.partition(" ")[0] == family]
         if not relatives:
             raise UsageError(f"The calibration has no figures for {kind}; calibrate anew.")
-        return self.curves[min(relatives, key=lambda name: _distance(name.split(" ")[1], member))]
+        return min(relatives, key=lambda name: _distance(name.split(" ")[1], member))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; `from_dict` reads them."""
@@ -109,6 +132,10 @@ class Calibration:
             "step_us": 1e6 * self.step_s,
             "sequence_us": 1e6 * self.sequence_s,
             "logit_ns": 1e9 * self.logit_s,
+            "reach": {
+                name: {"bytes": r.bytes, "operations": r.operations}
+                for name, r in self.reach.items()
+            },
             "shares": {
                 name: {str(r): s for r, s in zip(c.rows, c.shares, strict=True)}
                 for name, c in self.curves.items()
@@ -136,6 +163,10 @@ class Calibration:
                 step_s=float(values["step_us"]) / 1e6,
                 sequence_s=float(values["sequence_us"]) / 1e6,
                 logit_s=float(values["logit_ns"]) / 1e9,
+                reach={
+                    str(name): Reach(float(r["bytes"]), float(r["operations"]))
+                    for name, r in values.get("reach", {}).items()
+                },
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise UsageError(
@@ -171,9 +202,8 @@ def parts_of(step: StepCost, rates: MachineRates, calibration: Calibration) -> t
     assert step.chunks, "a step without chunks"
     groups: dict[str, list[tuple[float, float, int]]] = {}  # roof, seconds without fixed, kernels
     for kernel in kernels_of(step, rates):
-        share = calibration.curve(kernel.kind).at(kernel.rows)
         groups.setdefault(kernel.kind, []).append(
-            (kernel.roof_s, kernel.roof_s / share, kernel.count)
+            (kernel.roof_s, calibration.seconds(kernel), kernel.count)
         )
     parts = []
     for name, group in groups.items():
@@ -196,13 +226,25 @@ def parts_of(step: StepCost, rates: MachineRates, calibration: Calibration) -> t
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Work of one class. rows: what its share goes by. count: kernels that are started for it; 0
-    for what only adds work to another."""
+    """Work of one class. rows: what its share goes by. moving_s, computing_s: its bytes and its
+    operations alone; together: whether they overlap. count: kernels that are started for it; 0 for
+    what only adds work to another."""
 
     kind: str
     rows: int
-    roof_s: float
+    moving_s: float
+    computing_s: float
     count: int
+    together: bool = False
+
+    @property
+    def roof_s(self) -> float:
+        return self.lowered_s(_ALL)
+
+    def lowered_s(self, reach: Reach) -> float:
+        """The roof where only so much of bandwidth and peak is reached."""
+        moving, computing = self.moving_s / reach.bytes, self.computing_s / reach.operations
+        return max(moving, computing) if self.together else moving + computing
 
 
 def kernels_of(step: StepCost, rates: MachineRates) -> Iterator[Kernel]:
@@ -219,7 +261,9 @@ def kernels_of(step: StepCost, rates: MachineRates) -> Iterator[Kernel]:
                     prepared.add(x.id)
                     yield _row_wise(rows, x.columns, rates, alone=run is not x.rows)
                 run = None
-                yield Kernel(linear_class(cost.format), rows, _overlapped(cost, rates), 1)
+                moving, computing = _arms(cost, rates)
+                kind = linear_class(cost.format)
+                yield Kernel(kind, rows, moving, computing, 1, together=True)
             case Attend() as op:
                 run = None
                 if op.window not in mixes:
@@ -253,12 +297,13 @@ def num_logits(step: StepCost) -> int:
 
 
 def _row_wise(rows: int, columns: int, rates: MachineRates, *, alone: bool) -> Kernel:
-    return Kernel(ROW_WISE, rows, rows * columns / rates.f32_ops_per_s, int(alone))
+    return Kernel(ROW_WISE, rows, 0.0, rows * columns / rates.f32_ops_per_s, int(alone))
 
 
-def _overlapped(cost: OpCost, rates: MachineRates) -> float:
+def _arms(cost: OpCost, rates: MachineRates) -> tuple[float, float]:
+    """Seconds of moving and of calculating."""
     moving = cost.num_bytes / rates.read_bytes_per_s
-    return max(moving, cost.operations / peak(cost, rates, Peaks.OWN))
+    return moving, cost.operations / peak(cost, rates, Peaks.OWN)
 
 
 #: Chunks of equal numbers of new tokens: that number, their part of all pairs, and of all
@@ -283,11 +328,10 @@ def _mix(chunks: Sequence[Chunk], window: int | None) -> _Mix:
 
 
 def _attention(op: Attend, cost: OpCost, mix: _Mix, rates: MachineRates) -> Iterator[Kernel]:
-    compute = cost.operations / peak(cost, rates, Peaks.OWN)
-    moving = cost.num_bytes / rates.read_bytes_per_s
+    moving, computing = _arms(cost, rates)
     kind = attend_class(op.q.columns // op.heads)
     for i, (new, of_pairs, of_before) in enumerate(mix):
-        yield Kernel(kind, new, compute * of_pairs + moving * of_before, int(i == 0))
+        yield Kernel(kind, new, moving * of_before, computing * of_pairs, int(i == 0))
 
 
 def _numbers(op: Op) -> int:
