@@ -253,16 +253,16 @@ def summary(lines: Sequence[Line]) -> tuple[float, float]:
 
 def table(lines: Sequence[Line]) -> list[str]:
     rows = [
-        "| model | batch | context | | bound, ms | predicted, ms | measured, ms | predicted ÷ "
-        "measured |",
-        "|---|--:|--:|---|--:|--:|--:|--:|",
+        "| model | batch | context | | bound, ms | predicted, ms | measured, ms | runs "
+        "| predicted ÷ measured |",
+        "|---|--:|--:|---|--:|--:|--:|--:|--:|",
     ]
     for line in lines:
         cell = line.cell
         rows.append(
             f"| {cell.model} | {cell.batch} | {cell.context} | {line.what} "
             f"| {1e3 * line.bound_s:,.2f} | {1e3 * line.predicted_s:,.2f} "
-            f"| {1e3 * line.measured_s:,.2f} | {line.ratio:.2f} |"
+            f"| {1e3 * line.measured_s:,.2f} | {len(cell.quiet)} | {line.ratio:.2f} |"
         )
     return rows
 
@@ -383,6 +383,14 @@ def write_page(lines: Sequence[Line], filled: Sequence[Filled], known: dict[str,
     """Replaces what stands between the page's marks."""
     middle, worst = summary(lines)
     where = known["conditions"]
+    measured = {line.cell.key for line in lines}
+    missing = [
+        f"{model} at batch {batch} and context {context}"
+        for model in MODELS
+        for batch in (1, 16)
+        for context in (128, 2048)
+        if (model, batch, context) not in measured
+    ]
     text = [
         BEGIN,
         f"{where['cpu']}, {where['cpus']} CPUs, Headrace {where['headrace']}, "
@@ -393,6 +401,8 @@ def write_page(lines: Sequence[Line], filled: Sequence[Filled], known: dict[str,
         f"(aim {AIM_WORST:.0%}).",
         "",
         *table(lines),
+        "",
+        f"Not measured: {', '.join(missing) or 'nothing'}.",
         "",
         "**Memory.** Worst "
         f"{max((abs(f.ratio - 1) for f in filled), default=0):.1%} (aim {AIM_MEMORY:.0%}).",
