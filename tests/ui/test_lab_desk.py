@@ -13,8 +13,8 @@ from headrace.cli.lab import ProgressLine
 from headrace.errors import UsageError
 from headrace.lab.catalog import EXPERIMENTS
 from headrace.lab.progress import Report
-from headrace.ui import findings
-from headrace.ui.lab_desk import LabDesk, Run
+from headrace.ui.facts import findings
+from headrace.ui.facts.lab_desk import LabDesk, Run
 from live_server import ROOT
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"picture"

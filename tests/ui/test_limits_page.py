@@ -9,7 +9,7 @@ from browser import Browser
 from selenium.webdriver.common.keys import Keys
 from watching import Snapshots, chart, generate, rows
 
-from headrace.ui import roof, watch
+from headrace.ui.facts import roof, watch
 from live_server import LiveServer
 
 pytestmark = pytest.mark.ui

@@ -12,7 +12,7 @@ from watching import chart, rows
 from headrace.limits.plan import ask, plan
 from headrace.limits.plan.hardware import find_hardware
 from headrace.limits.plan.report import memory_columns, time_columns
-from headrace.ui import planning
+from headrace.ui.facts import planning
 from live_server import LiveServer
 
 pytestmark = pytest.mark.ui

@@ -9,8 +9,8 @@ import pytest
 from headrace.errors import UsageError
 from headrace.limits.plan import ask, plan
 from headrace.limits.plan.hardware import find_hardware
-from headrace.ui import planning
-from headrace.ui.planning import Wish
+from headrace.ui.facts import planning
+from headrace.ui.facts.planning import Wish
 
 WISHES = (
     Wish(),

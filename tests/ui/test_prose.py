@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.ui.prose import to_html
+from headrace.ui.facts.prose import to_html
 
 TAGS = {"p", "br", "h3", "h4", "h5", "h6", "ul", "ol", "li", "pre", "code", "strong", "em", "a",
         "blockquote", "hr", "table", "tr", "th", "td"}  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.ui.resample import BETWEEN_ERROR, Known, Stage, Wish, resample
+from headrace.ui.facts.resample import BETWEEN_ERROR, Known, Stage, Wish, resample
 
 #: The server's own (docs/sampling.md).
 GRID = (0.1, 0.15, 0.2, 0.25, 0.3, *(tenth / 10 for tenth in range(4, 21)), 3.0, 5.0)

@@ -10,7 +10,7 @@ from browser import Browser
 from selenium.webdriver.common.keys import Keys
 from watching import Snapshots, chart, figure, generate, rows, snapshot
 
-from headrace.ui import watch
+from headrace.ui.facts import watch
 from live_server import LiveServer
 
 pytestmark = pytest.mark.ui

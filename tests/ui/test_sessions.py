@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from headrace.ui import sessions
 from headrace.ui.backend import Backend, BackendError
-from headrace.ui.sessions import MAX_FAILURES, Attempts, Sessions
+from headrace.ui.door import sessions
+from headrace.ui.door.sessions import MAX_FAILURES, Attempts, Sessions
 
 URL = "http://127.0.0.1:9"
 

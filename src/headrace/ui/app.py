@@ -20,10 +20,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.ui.backend import Backend
-from headrace.ui.guard import Guard
-from headrace.ui.lab_desk import LabDesk
+from headrace.ui.door.guard import Guard
+from headrace.ui.door.sessions import Sessions
+from headrace.ui.facts.lab_desk import LabDesk
 from headrace.ui.registry import PAGES
-from headrace.ui.sessions import Sessions
 from headrace.ui.shell import Frame, Page
 
 PREFIX = "/ui"

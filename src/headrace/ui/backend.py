@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from headrace.errors import EndpointError
-from headrace.ui.feed import Feed
+from headrace.ui.facts.feed import Feed
 
 #: Seconds to connect, and for an answer that is no stream.
 CONNECT_S = 5.0

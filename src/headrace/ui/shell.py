@@ -19,7 +19,7 @@ from nicegui import Client, ui
 
 from headrace.errors import HeadraceError
 from headrace.ui.backend import Backend, BackendError
-from headrace.ui.lab_desk import LabDesk
+from headrace.ui.facts.lab_desk import LabDesk
 
 _LOG = logging.getLogger("headrace.ui")
 _HERE = Path(__file__).parent

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from nicegui import ui
 
 from headrace.ui.backend import BackendError
-from headrace.ui.controls import off_at, slider, whole_number
-from headrace.ui.flow import Flow
-from headrace.ui.prose import to_html
+from headrace.ui.components.controls import off_at, slider, whole_number
+from headrace.ui.components.flow import Flow
+from headrace.ui.facts.prose import to_html
+from headrace.ui.facts.talk import Account, Conversation, Settings, Turn
 from headrace.ui.shell import Frame, icon_button
-from headrace.ui.talk import Account, Conversation, Settings, Turn
 
 #: Enter sends, except with Shift, while a word is being composed, and where there is no keyboard.
 _ENTER_SENDS = """(event) => {

@@ -11,13 +11,13 @@ from typing import Any
 from nicegui import ui
 
 from headrace.ui.backend import BackendError
-from headrace.ui.branch import Branch, grow, prompt_ids
-from headrace.ui.controls import off_at, slider
-from headrace.ui.ladder import Ladder
-from headrace.ui.resample import Wish
+from headrace.ui.components.controls import off_at, slider
+from headrace.ui.components.ladder import Ladder
+from headrace.ui.components.strip import Strip
+from headrace.ui.facts.branch import Branch, grow, prompt_ids
+from headrace.ui.facts.resample import Wish
+from headrace.ui.facts.traces import Shot, Token, recompute
 from headrace.ui.shell import Frame
-from headrace.ui.strip import Strip
-from headrace.ui.traces import Shot, Token, recompute
 
 #: The server bounds candidates · tokens of a request.
 MAX_TRACED = 16_384

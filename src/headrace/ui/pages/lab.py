@@ -10,9 +10,9 @@ from urllib.parse import quote
 from nicegui import ui
 
 from headrace.errors import UsageError
-from headrace.ui import findings
-from headrace.ui.lab_desk import Run
-from headrace.ui.parts import Sheet
+from headrace.ui.components.parts import Sheet
+from headrace.ui.facts import findings
+from headrace.ui.facts.lab_desk import Run
 from headrace.ui.shell import Frame
 
 _NO_FAULT = "no fault"

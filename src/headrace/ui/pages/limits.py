@@ -9,11 +9,11 @@ from typing import Any
 
 from nicegui import ui
 
-from headrace.ui import charts, roof, watch
-from headrace.ui.controls import slider
-from headrace.ui.feed import News, understood
-from headrace.ui.live import Live
-from headrace.ui.parts import Sheet, Tiles
+from headrace.ui.components.controls import slider
+from headrace.ui.components.live import Live
+from headrace.ui.components.parts import Sheet, Tiles
+from headrace.ui.facts import charts, roof, watch
+from headrace.ui.facts.feed import News, understood
 from headrace.ui.shell import Frame
 
 #: Points of steps that are shown per kind.

@@ -13,11 +13,11 @@ from nicegui import ui
 
 from headrace.errors import EndpointError, HeadraceError
 from headrace.limits.plan import Hardware
-from headrace.ui import planning
-from headrace.ui.controls import slider
-from headrace.ui.feed import understood
-from headrace.ui.parts import Sheet
-from headrace.ui.planning import Plan, Wish
+from headrace.ui.components.controls import slider
+from headrace.ui.components.parts import Sheet
+from headrace.ui.facts import planning
+from headrace.ui.facts.feed import understood
+from headrace.ui.facts.planning import Plan, Wish
 from headrace.ui.shell import Frame
 
 #: So long a plan waits for the server's rates, seconds.

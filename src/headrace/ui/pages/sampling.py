@@ -10,14 +10,14 @@ from typing import Any
 
 from nicegui import ui
 
-from headrace.ui import charts, curves
-from headrace.ui.branch import Branch, grow, prompt_ids
-from headrace.ui.controls import slider
-from headrace.ui.flow import Flow
-from headrace.ui.resample import Known
+from headrace.ui.components.controls import slider
+from headrace.ui.components.flow import Flow
+from headrace.ui.facts import charts, curves
+from headrace.ui.facts.branch import Branch, grow, prompt_ids
+from headrace.ui.facts.resample import Known
+from headrace.ui.facts.talk import Account
+from headrace.ui.facts.traces import Token
 from headrace.ui.shell import Frame
-from headrace.ui.talk import Account
-from headrace.ui.traces import Token
 
 #: Named candidates of the one position: so many that nearly every curve is exact.
 NUM_NAMED = 1000

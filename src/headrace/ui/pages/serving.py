@@ -7,11 +7,11 @@ from typing import Any
 
 from nicegui import ui
 
-from headrace.ui import charts, watch
 from headrace.ui.backend import BackendError
-from headrace.ui.feed import News, Snapshot, understood
-from headrace.ui.live import Live
-from headrace.ui.parts import Blocks, Sheet, Tiles, Tree, tree_nodes
+from headrace.ui.components.live import Live
+from headrace.ui.components.parts import Blocks, Sheet, Tiles, Tree, tree_nodes
+from headrace.ui.facts import charts, watch
+from headrace.ui.facts.feed import News, Snapshot, understood
 from headrace.ui.shell import Frame
 
 #: Ticks of 0.25 s between two looks at the map of blocks and at the tree.

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.ui.backend import Backend, BackendError
-from headrace.ui.talk import Account
-from headrace.ui.traces import Token, read_token
+from headrace.ui.facts.talk import Account
+from headrace.ui.facts.traces import Token, read_token
 
 
 @dataclass(slots=True)

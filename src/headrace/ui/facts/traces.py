@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.ui.resample import Known, Stage, Wish, resample
+from headrace.ui.facts.resample import Known, Stage, Wish, resample
 
 #: Stages by their names in a trace, as people read them.
 TITLES: Mapping[str, str] = {

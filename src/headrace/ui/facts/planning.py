@@ -21,7 +21,7 @@ from headrace.limits.plan.report import (
 )
 from headrace.limits.plan.resolve import known_names
 from headrace.limits.plan.why import why
-from headrace.ui import charts
+from headrace.ui.facts import charts
 
 #: The machine of the server that the dashboard belongs to.
 SERVER = "this-server"

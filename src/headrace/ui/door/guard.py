@@ -22,8 +22,8 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.ui.backend import Backend
-from headrace.ui.login import login_page
-from headrace.ui.sessions import Attempts, Sessions
+from headrace.ui.door.login import login_page
+from headrace.ui.door.sessions import Attempts, Sessions
 
 #: How long it is believed that the server wants, or does not want, a key, seconds.
 BELIEF_S = 5.0

@@ -12,7 +12,7 @@ from typing import Any
 from nicegui.element import Element
 from nicegui.events import GenericEventArguments
 
-from headrace.ui.traces import Token
+from headrace.ui.facts.traces import Token
 
 #: Borders of the eight levels: of 1 − probability, and of the entropy in nats.
 _UNLIKELY = (0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 0.99)

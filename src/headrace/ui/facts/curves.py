@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from headrace.ui.charts import Line
-from headrace.ui.resample import Known, Stage, Wish, resample
+from headrace.ui.facts.charts import Line
+from headrace.ui.facts.resample import Known, Stage, Wish, resample
 
 TEMPERATURES = tuple(i / 20 for i in range(2, 61))
 TOP_P = (*(i / 50 for i in range(1, 50)), 0.99, 0.995, 0.999)

@@ -8,7 +8,7 @@ from typing import Any
 from nicegui.element import Element
 from nicegui.events import GenericEventArguments
 
-from headrace.ui.traces import TITLES, Shot, Token
+from headrace.ui.facts.traces import TITLES, Shot, Token
 
 
 class Ladder(Element, component="ladder.js"):

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from headrace.ui import charts
-from headrace.ui.watch import seconds
+from headrace.ui.facts import charts
+from headrace.ui.facts.watch import seconds
 
 LOW, HIGH = 0.1, 1e4
 UNITS = ("int8", "bf16", "f32")

@@ -1,0 +1,1 @@
+"""What pages are made of: NiceGUI elements with their scripts, controls."""
