@@ -448,6 +448,8 @@ def _report_steps(lab: Lab, steps: dict[int, _Step], found: Findings) -> None:
 
 
 def _draw_steps(lab: Lab, steps: dict[int, _Step], share: float) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
     batches = list(steps)
     middle = [median_interval(steps[b].seconds) for b in batches]
     with lab.figure(
@@ -479,6 +481,9 @@ def _draw_steps(lab: Lab, steps: dict[int, _Step], share: float) -> None:
             axis.plot(batches, least, label="bound", **style(2))
             axis.set_xscale("log", base=2)
             axis.set_yscale("log")
+            axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            axis.yaxis.set_minor_formatter(NullFormatter())
             axis.set_xticks(batches, [str(b) for b in batches])
             axis.set_xlabel("batch")
         axes[0].set_title("latency: worse")
