@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from urllib.parse import urlsplit
 
 import httpx
@@ -115,7 +117,7 @@ def test_a_page_belongs_to_its_session(guest: httpx.Client, locked: str) -> None
     assert _socket(locked, cookie=mine, page=page[1]) == 101
 
 
-@pytest.mark.parametrize("origin", ["http://example.com", "null", "http://127.0.0.1:1"])
+@pytest.mark.parametrize("origin", ["http://example.com", "null", "http://127.0.0.1:1", "http://["])
 def test_another_site_is_refused(guest: httpx.Client, locked: str, origin: str) -> None:
     cookie = _cookie(_log_in(guest))
     assert _socket(locked, cookie=cookie, origin=origin) == 403
@@ -179,9 +181,37 @@ def test_wrong_keys_are_few_a_minute() -> None:
         assert client.post("login", content=b"key=" + b"x" * 100_000).status_code == 413
 
 
+def test_nobody_logs_in_at_a_server_that_looks_at_no_key() -> None:
+    """As one with too many connections, or a proxy before it that is out of order."""
+
+    class Busy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(503)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        with (
+            showing(f"http://127.0.0.1:{server.server_port}") as url,
+            httpx.Client(base_url=url, timeout=20) as client,
+        ):
+            answer = _log_in(client, "a-wrong-key")
+            assert answer.status_code == 502
+            assert "set-cookie" not in answer.headers
+        server.shutdown()
+
+
+def test_what_does_not_exist_is_no_open_page() -> None:
+    """More of it than pages may be open; then a page still opens."""
+    with showing("http://127.0.0.1:9") as url, httpx.Client(base_url=url, timeout=20) as client:
+        for path in ("nowhere", "_nicegui/nowhere", "lab-figure/a"):
+            for _ in range(70):
+                assert client.get(path).status_code == 404
+        assert client.get("sampling").status_code == 200
+
+
 def test_a_login_while_the_server_is_away_says_so() -> None:
     with showing("http://127.0.0.1:9") as url, httpx.Client(base_url=url, timeout=20) as client:
         answer = _log_in(client)
         assert answer.status_code == 502
-        assert "cannot be reached" in answer.text
+        assert "cannot be asked now" in answer.text
         assert client.get("").status_code == 200  # the page says that nobody is there

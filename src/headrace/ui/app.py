@@ -57,6 +57,7 @@ class Dashboard:
             reconnect_timeout=RECONNECT_S,
             show_welcome_message=False,
         )
+        pages_app.add_exception_handler(404, _nothing_there)  # the framework's makes a page of each
         pages_app.config.quasar_config["brand"]["primary"] = "#0b62a8"
         self._guard = Guard(
             outer,
@@ -93,6 +94,7 @@ class Dashboard:
 def _register(page: Page, visitor: Backend, lab: LabDesk) -> None:
     async def show(request: Request) -> Response | None:
         if len(Client.instances) > MAX_OPEN_PAGES:
+            ui.context.client.delete()  # else everyone who is refused would be one more
             return PlainTextResponse("Too many pages are open; close some.\n", 503)
         backend: Backend = request.scope["headrace.backend"]
         frame = Frame(page, backend, ui.context.client, lab, backend is not visitor)
@@ -101,6 +103,10 @@ def _register(page: Page, visitor: Backend, lab: LabDesk) -> None:
         return None
 
     ui.page(page.path, title=f"{page.title} · Headrace")(show)
+
+
+async def _nothing_there(request: Request, error: Exception) -> Response:
+    return PlainTextResponse("There is no such page.\n", 404)
 
 
 def _owner(page_id: str) -> Backend | None:

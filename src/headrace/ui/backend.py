@@ -88,11 +88,12 @@ class Backend:
         return str(models[0]["id"])
 
     async def wants_key(self) -> bool | None:
-        """Whether the server refuses this client for lack of a valid key; None: nobody answers."""
+        """Whether the server refuses this client for lack of a valid key; None: nobody says, since
+        nobody answers, or somebody who looks at no key (too many connections)."""
         try:
             await self.get("/v1/models")
         except BackendError as error:
-            return None if error.kind == "gone" else error.kind == "key"
+            return True if error.kind == "key" else None
         return False
 
     def _use(self) -> None:

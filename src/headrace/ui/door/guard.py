@@ -8,6 +8,7 @@ own session's key only; a visitor without a session has a backend without one.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import socket
@@ -29,6 +30,8 @@ from headrace.ui.door.sessions import Attempts, Sessions
 BELIEF_S = 5.0
 MAX_FORM_BYTES = 8 << 10
 MAX_KEY_CHARS = 4096
+#: A form has so long to arrive, seconds.
+FORM_S = 10.0
 
 #: The pages' own scripts are inline and compile templates; nothing comes from, or goes, elsewhere.
 PAGE_CSP = "; ".join(
@@ -76,6 +79,7 @@ class Guard:
         self._attempts = Attempts()
         self._wants_key: bool | None = None
         self._asked = float("-inf")
+        self._asking = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -111,7 +115,7 @@ class Guard:
             page = headers.get("sec-fetch-mode") == "navigate" and scope.get("method") == "GET"
             foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site") and not page
         else:
-            foreign = urlsplit(origin).netloc.lower() != host.lower()
+            foreign = origin.lower().partition("://")[2] != host.lower()
         if foreign:
             return Response("Another site may not use this dashboard.\n", 403,
                             media_type="text/plain")  # fmt: skip
@@ -148,7 +152,9 @@ class Guard:
         return None
 
     async def _log_in(self, scope: Scope, receive: Receive, headers: Headers) -> Response:
-        form = await _form(receive)
+        form = None
+        with contextlib.suppress(TimeoutError):
+            form = await asyncio.wait_for(_form(receive), FORM_S)
         if form is None:
             return Response("That is no login.\n", 413, media_type="text/plain")
         target = self._target(form.get("next", ""))
@@ -168,7 +174,9 @@ class Guard:
             await backend.close()
             if refused is None:
                 self._attempts.took_back(address)
-                return login_page(target, self._prefix, "The server cannot be reached.", 502)
+                return login_page(
+                    target, self._prefix, "The server cannot be asked now; try again.", 502
+                )
             return login_page(target, self._prefix, "The server does not know this key.", 401)
         self._attempts.took_back(address)
         answer = RedirectResponse(target, 303)
@@ -207,10 +215,11 @@ class Guard:
         return None
 
     async def _key_wanted(self) -> bool:
-        if time.monotonic() - self._asked > BELIEF_S:
-            self._asked = time.monotonic()
-            known = await self._sessions.visitor.wants_key()
-            self._wants_key = self._wants_key if known is None else known
+        async with self._asking:  # nobody slips in while it is not known yet
+            if time.monotonic() - self._asked > BELIEF_S:
+                known = await self._sessions.visitor.wants_key()
+                self._wants_key = self._wants_key if known is None else known
+                self._asked = time.monotonic()
         return self._wants_key is True
 
     def _cookie(self, scope: Scope, headers: Headers) -> str | None:
