@@ -81,6 +81,11 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content, reason):
     assert "own.txt" in str(caught.value)
 
 
+def test_a_device_is_no_text():
+    with pytest.raises(UsageError, match=r"/dev/zero is not a file"):
+        english(Path("/dev/zero"))
+
+
 def test_offline_and_without_a_cache_python_itself_has_a_text(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
     told = Notes()

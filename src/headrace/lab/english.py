@@ -16,6 +16,7 @@ import io
 import os
 import re
 import shutil
+import stat
 import subprocess
 import tarfile
 import tempfile
@@ -85,7 +86,9 @@ def _english(text: str, name: str) -> English:
 
 def _own(path: Path) -> str:
     try:
-        if path.stat().st_size > MOST_BYTES:
+        if not stat.S_ISREG((found := path.stat()).st_mode):  # a device might never end
+            raise UsageError(f"{path} is not a file; give a text.")
+        if found.st_size > MOST_BYTES:
             raise UsageError(f"{path} is larger than {MOST_BYTES >> 20} MB; give a shorter text.")
         text = path.read_text(encoding="utf-8")
     except OSError as error:
