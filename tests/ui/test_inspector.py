@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from browser import Browser
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
 
 from live_server import LiveServer
 
@@ -45,11 +46,16 @@ def _set(browser: Browser, name: str, value: float) -> None:
     slider = browser.one(f".q-slider[aria-label='{name}']")
     track = slider.find_element("css selector", "[tabindex='0']")
     for _ in range(400):
-        now = float(slider.get_attribute("aria-valuenow"))
+        now = _position(slider)
         if abs(now - value) < 1e-6:
             return
         track.send_keys(Keys.ARROW_RIGHT if now < value else Keys.ARROW_LEFT)
+        browser.wait(lambda now=now: _position(slider) != now, "the slider's answer to the key")
     raise AssertionError(f"{name} does not reach {value}")
+
+
+def _position(slider: WebElement) -> float:
+    return float(slider.get_attribute("aria-valuenow") or "nan")
 
 
 def _trace(server: LiveServer, num_named: int) -> dict[str, Any]:

@@ -66,7 +66,10 @@ def test_a_slider_asks_for_another_step(
     truth = server.json("/limits?batch=16&context=512&prompt=128")["decode"]
     sentence = roof.step_words("Decode, 16 at context 512", truth)
     browser.wait(lambda: sentence in browser.text(), sentence)
-    table = rows(browser, "Steps")
-    rates = server.json("/limits")["machine"]
-    for row in roof.op_rows(truth["ops"], rates):
-        assert row in table
+    expected = roof.op_rows(truth["ops"], server.json("/limits")["machine"])
+
+    def shows_all() -> bool:
+        table = rows(browser, "Steps")
+        return all(row in table for row in expected)
+
+    browser.wait(shows_all, f"the rows {expected}")
