@@ -17,16 +17,7 @@ import pytest
 from headrace.errors import UsageError
 from headrace.lab import report as report_module
 from headrace.lab import runner
-from headrace.lab.experiment import (
-    Check,
-    Experiment,
-    Findings,
-    Kind,
-    Prediction,
-    Table,
-    Verdict,
-    verdict,
-)
+from headrace.lab.experiment import Experiment
 from headrace.lab.findings_page import cell, interval, number
 from headrace.lab.lab import Lab, Settings
 from headrace.lab.progress import Progress, Report
@@ -44,6 +35,7 @@ from headrace.lab.statistics import (
     share_interval,
     t95,
 )
+from headrace.lab.values import Check, Findings, Kind, Prediction, Table, Verdict, verdict
 
 # ---- intervals ----------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.lab.experiment import Verdict, verdict
 from headrace.lab.experiments.heads import Heads
 from headrace.lab.heads.decoding import Speed, decode_bound
 from headrace.lab.heads.findings import Outcome, findings
@@ -29,6 +28,7 @@ from headrace.lab.lab import Lab, Settings
 from headrace.lab.progress import Progress
 from headrace.lab.training.jobs import Done
 from headrace.lab.training.text import TextTokens
+from headrace.lab.values import Verdict, verdict
 from headrace.limits.rates import MachineRates
 from headrace.ops.cost import CostModel
 

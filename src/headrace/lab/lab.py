@@ -24,8 +24,8 @@ from headrace.errors import UsageError
 from headrace.formats.fetching import Reporter, Silent
 from headrace.lab import plots
 from headrace.lab.english import English, english
-from headrace.lab.experiment import Figure
 from headrace.lab.progress import Progress
+from headrace.lab.values import Figure
 from headrace.limits.machine import MachineProbe
 from headrace.limits.rates import MachineRates
 from headrace.ops.cost import CostModel

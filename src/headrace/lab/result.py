@@ -11,8 +11,9 @@ from typing import Any
 
 from headrace.errors import ModelFileError, UsageError
 from headrace.formats.files import read_small_file
-from headrace.lab.experiment import Check, Experiment, Findings, Prediction, verdict
+from headrace.lab.experiment import Experiment
 from headrace.lab.statistics import Interval
+from headrace.lab.values import Check, Findings, Prediction, verdict
 
 FILE = "result.json"
 FORMAT = 1

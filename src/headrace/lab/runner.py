@@ -18,11 +18,12 @@ from pathlib import Path
 
 from headrace.errors import UsageError
 from headrace.formats.fetching import Reporter
-from headrace.lab.experiment import Experiment, Findings
+from headrace.lab.experiment import Experiment
 from headrace.lab.findings_page import findings_page
 from headrace.lab.lab import Lab, Settings
 from headrace.lab.progress import Listener, Progress
 from headrace.lab.result import FILE, Result, make_result
+from headrace.lab.values import Findings
 
 
 def run(

@@ -47,7 +47,7 @@ class Backend:
         self.url = url.rstrip("/").removesuffix("/v1")
         self.used = time.monotonic()  # when something was last asked
         self._is_closed = False
-        self.feed = Feed(self)
+        self.feed = Feed(lambda interval_s: self.events("/events", interval=interval_s))
         self._http = httpx.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from headrace.lab.experiment import Check, Experiment, Findings, Kind, Prediction, Table
+from headrace.lab.experiment import Experiment
 from headrace.lab.lab import Lab
 from headrace.lab.parts.memory import FreshProcesses
 from headrace.lab.plots import style
@@ -17,6 +17,7 @@ from headrace.lab.statistics import (
     median_interval,
     resolved,
 )
+from headrace.lab.values import Check, Findings, Kind, Prediction, Table
 from headrace.limits.rates import MachineRates
 from headrace.ops.counts import visible_pairs
 from headrace.ops.kv import KVFormat

@@ -18,8 +18,7 @@ from headrace.bench.measure import GREEDY, run_case
 from headrace.engine.config import EngineOptions
 from headrace.engine.core import Engine
 from headrace.engine.model import build_engine
-from headrace.lab.experiment import Check, Experiment, Findings, Prediction, Table
-from headrace.lab.experiment import Kind as Sense
+from headrace.lab.experiment import Experiment
 from headrace.lab.lab import Lab
 from headrace.lab.parts.served import Served, serve_backlog
 from headrace.lab.parts.traces import (
@@ -32,6 +31,8 @@ from headrace.lab.parts.traces import (
 )
 from headrace.lab.plots import style
 from headrace.lab.statistics import Interval, exact, median_interval, ratio_interval
+from headrace.lab.values import Check, Findings, Prediction, Table
+from headrace.lab.values import Kind as Sense
 from headrace.limits.bound import bound
 from headrace.limits.rates import MachineRates
 from headrace.ops.cost import CostModel

@@ -11,11 +11,12 @@ from headrace.bench.measure import run_case
 from headrace.bench.setup import Settings, make_config
 from headrace.engine.core import Engine
 from headrace.engine.model import native_executor, vocabulary_of
-from headrace.lab.experiment import Cell, Check, Experiment, Findings, Prediction, Table
-from headrace.lab.experiment import Kind as Meant
+from headrace.lab.experiment import Experiment
 from headrace.lab.lab import Lab
 from headrace.lab.plots import style
 from headrace.lab.statistics import Interval, exact, median_interval
+from headrace.lab.values import Cell, Check, Findings, Prediction, Table
+from headrace.lab.values import Kind as Meant
 from headrace.limits.plan import Row, ask, plan
 from headrace.limits.plan.answer import BudgetTable
 from headrace.limits.plan.engines import engines_for

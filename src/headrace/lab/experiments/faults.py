@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.lab.experiment import Check, Experiment, Findings, Kind, Prediction, Table
+from headrace.lab.experiment import Experiment
 from headrace.lab.faults.oddities import (
     HELD,
     HISTORIES,
@@ -27,6 +27,7 @@ from headrace.lab.faults.situations import SITUATIONS, Seen, Text, see, text_for
 from headrace.lab.lab import Lab
 from headrace.lab.parts.tiny import tiny_model
 from headrace.lab.statistics import exact
+from headrace.lab.values import Check, Findings, Kind, Prediction, Table
 from headrace.ops.cost import CostModel
 from headrace.verify.faults import FAULTS, NO_FAULT, Fault
 from headrace.verify.subject import Subject

@@ -19,11 +19,12 @@ from headrace.bench.measure import run_case
 from headrace.bench.setup import Settings, make_config
 from headrace.engine.core import Engine
 from headrace.engine.model import native_executor, vocabulary_of
-from headrace.lab.experiment import Cell, Check, Experiment, Findings, Prediction, Table
+from headrace.lab.experiment import Experiment
 from headrace.lab.lab import Lab
 from headrace.lab.parts.number_formats import Moved, Sizes, affine, compare, in_format, sizes
 from headrace.lab.plots import style
 from headrace.lab.statistics import Interval, exact, mean_interval, median_interval, resolved
+from headrace.lab.values import Cell, Check, Findings, Prediction, Table
 from headrace.limits.workloads import decode_limit, prefill_limit
 from headrace.models.load import LoadedModel
 from headrace.native import core

@@ -13,7 +13,7 @@ from headrace import __version__
 from headrace.bench.gate import CheckFailed
 from headrace.engine.model import OpenModel, open_model
 from headrace.formats.cache_dirs import atomic_write, cache_root
-from headrace.lab.experiment import Check, Experiment, Findings, Kind, Prediction
+from headrace.lab.experiment import Experiment
 from headrace.lab.heads.decoding import decode_bound, measure
 from headrace.lab.heads.findings import OTHERS, Outcome, Runs, findings
 from headrace.lab.heads.pictures import ALT, CAPTION, draw
@@ -29,6 +29,7 @@ from headrace.lab.heads.variants import (
 from headrace.lab.lab import Lab
 from headrace.lab.training.jobs import STATE, Job, run_jobs
 from headrace.lab.training.text import END, TextTokens, load_tokens, split_text, tokenize
+from headrace.lab.values import Check, Findings, Kind, Prediction
 from headrace.ops.cost import CostModel
 
 _SEEDS = 3

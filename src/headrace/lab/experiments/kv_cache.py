@@ -18,8 +18,7 @@ from headrace.bench.measure import GREEDY, run_case
 from headrace.engine.config import EngineOptions
 from headrace.engine.core import Engine
 from headrace.engine.model import OpenModel, build_engine
-from headrace.lab.experiment import Check, Experiment, Findings, Prediction, Table
-from headrace.lab.experiment import Kind as Sense
+from headrace.lab.experiment import Experiment
 from headrace.lab.lab import Lab
 from headrace.lab.parts.kv_memory import CHECK_VALUES, KVShape, measured_bytes, variations
 from headrace.lab.parts.memory import FreshProcesses
@@ -32,6 +31,8 @@ from headrace.lab.statistics import (
     median_interval,
     ratio_interval,
 )
+from headrace.lab.values import Check, Findings, Prediction, Table
+from headrace.lab.values import Kind as Sense
 from headrace.limits.bound import bound
 from headrace.limits.rates import MachineRates
 from headrace.ops.cost import CostModel

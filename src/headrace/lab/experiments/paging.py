@@ -20,12 +20,13 @@ from headrace.engine.core import Engine
 from headrace.engine.generation import Request
 from headrace.engine.params import SamplingParams
 from headrace.engine.sizing import ceil_div
-from headrace.lab.experiment import Check, Experiment, Findings, Kind, Prediction, Table
+from headrace.lab.experiment import Experiment
 from headrace.lab.lab import Lab
 from headrace.lab.parts.random_model import engine_on, random_model
 from headrace.lab.parts.traces import Job, Lengths, heavy_tailed, serve
 from headrace.lab.plots import style
 from headrace.lab.statistics import exact
+from headrace.lab.values import Check, Findings, Kind, Prediction, Table
 from headrace.models.load import LoadedModel
 from headrace.ops.kv import KVFormat
 from headrace.verify.probe import Run, run_requests

@@ -12,11 +12,12 @@ from headrace.bench.profile import profile_case
 from headrace.bench.setup import Settings, make_config
 from headrace.engine.core import Engine
 from headrace.engine.model import native_executor, vocabulary_of
-from headrace.lab.experiment import Check, Experiment, Findings, Prediction, Table
-from headrace.lab.experiment import Kind as Meant
+from headrace.lab.experiment import Experiment
 from headrace.lab.lab import Lab
 from headrace.lab.plots import STYLES
 from headrace.lab.statistics import Interval, exact, median_interval
+from headrace.lab.values import Check, Findings, Prediction, Table
+from headrace.lab.values import Kind as Meant
 from headrace.limits.bound import bound
 from headrace.limits.op_rows import OpRow
 from headrace.limits.rates import MachineRates, median_rates

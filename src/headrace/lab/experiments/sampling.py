@@ -13,7 +13,7 @@ import numpy.typing as npt
 from headrace.engine import sampler
 from headrace.engine.params import SamplingParams
 from headrace.engine.trace import SamplerTrace
-from headrace.lab.experiment import Check, Experiment, Findings, Kind, Prediction, Table
+from headrace.lab.experiment import Experiment
 from headrace.lab.lab import Lab
 from headrace.lab.parts.sampling_checks import (
     draws_follow_the_law,
@@ -30,6 +30,7 @@ from headrace.lab.parts.sampling_model import (
 )
 from headrace.lab.plots import style
 from headrace.lab.statistics import Interval, exact, mean_interval, resolved
+from headrace.lab.values import Check, Findings, Kind, Prediction, Table
 from headrace.verify.faults import NO_FAULT
 from headrace.verify.probe import run_requests
 

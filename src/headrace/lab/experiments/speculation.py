@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from headrace.engine.model import OpenModel
 from headrace.engine.params import SamplingParams
-from headrace.lab.experiment import Check, Experiment, Findings, Prediction
+from headrace.lab.experiment import Experiment
 from headrace.lab.lab import Lab
 from headrace.lab.speculation import figures as pictures
 from headrace.lab.speculation import law as laws
@@ -21,6 +21,7 @@ from headrace.lab.speculation.bench import (
 )
 from headrace.lab.speculation.figures import Figures
 from headrace.lab.speculation.law import DRAWS, draw_law
+from headrace.lab.values import Check, Findings, Prediction
 from headrace.limits.bound import bound
 from headrace.limits.rates import MachineRates
 from headrace.ops.cost import CostModel

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from headrace.engine.core import Engine
-from headrace.lab.experiment import Findings, Table
 from headrace.lab.lab import Lab
 from headrace.lab.parts.tiny import tiny_model
 from headrace.lab.statistics import Interval, exact, median_interval
+from headrace.lab.values import Findings, Table
 from headrace.limits.bound import bound
 from headrace.limits.rates import MachineRates
 from headrace.ops.cost import CostModel

@@ -10,11 +10,11 @@ from headrace.engine.llm import LLM
 from headrace.engine.model import OpenModel
 from headrace.engine.params import SamplingParams
 from headrace.errors import UsageError
-from headrace.lab.experiment import Check
 from headrace.lab.heads.variants import EQUAL, NAMES, Plan, num_parameters, spread
 from headrace.lab.training.batch import windows
 from headrace.lab.training.model import Trainee
 from headrace.lab.training.objective import cross_entropy
+from headrace.lab.values import Check
 from headrace.ops.program import Program
 from headrace.ops.reference import ReferenceModel
 from headrace.verify.faults import NO_FAULT, Fault, find_fault

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headrace.lab.experiment import Cell, Findings, Table
 from headrace.lab.heads.decoding import Speed
 from headrace.lab.heads.variants import NAMES, Plan, num_parameters
 from headrace.lab.statistics import (
@@ -20,6 +19,7 @@ from headrace.lab.statistics import (
 )
 from headrace.lab.training.jobs import Done
 from headrace.lab.training.text import TextTokens
+from headrace.lab.values import Cell, Findings, Table
 
 #: Results by variant, one per seed.
 Runs = Mapping[str, list[Done]]

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from headrace.engine import sampler
 from headrace.engine.params import SamplingParams
-from headrace.lab.experiment import Check
 from headrace.lab.parts.sampling_model import Candidates, candidates, chi_square, stages
+from headrace.lab.values import Check
 from headrace.verify.probe import run_requests
 from headrace.verify.subject import Subject
 

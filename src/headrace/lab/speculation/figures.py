@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from headrace.lab.experiment import Findings, Table
 from headrace.lab.lab import Lab
 from headrace.lab.plots import style
 from headrace.lab.speculation.bench import (
@@ -22,6 +21,7 @@ from headrace.lab.speculation.bench import (
     Run,
 )
 from headrace.lab.statistics import Interval, median_interval, share_interval
+from headrace.lab.values import Findings, Table
 
 
 @dataclass(slots=True)

@@ -9,14 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.errors import EndpointError
-
-if TYPE_CHECKING:
-    from headrace.ui.backend import Backend
 
 #: Seconds between two snapshots.
 INTERVAL_S = 0.5
@@ -51,10 +48,10 @@ def understood(what: str) -> Iterator[None]:
 
 
 class Feed:
-    """The snapshots of one server, as one backend may see them."""
+    """The snapshots of one server. events: opens its stream, with the seconds between two."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, events: Callable[[float], AsyncGenerator[dict[str, Any], None]]) -> None:
+        self._events = events
         self._kept: deque[Snapshot] = deque()
         self._life = 0  # of the server, counted by us
         self._number = 0  # of the newest snapshot, counted by us
@@ -91,7 +88,7 @@ class Feed:
     async def _read(self) -> None:
         while True:
             try:
-                events = self._backend.events("/events", interval=INTERVAL_S)
+                events = self._events(INTERVAL_S)
                 async with contextlib.aclosing(events):
                     async for event in events:
                         with understood("snapshots"):
