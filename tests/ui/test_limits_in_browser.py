@@ -38,7 +38,7 @@ def test_roofs_ops_and_steps(browser: Browser, dashboard: str, server: LiveServe
         assert f"at best {watch.seconds(truth[kind]['bound_s'])}" in browser.text()
 
     with snapshots.recording():
-        generate(server, 4, 60)
+        generate(server, 4, 400)
         assert server.idle()
         browser.wait(lambda: len(_data(browser, "steps decode")) > 2, "live steps")
     points = _data(browser, "steps decode")
