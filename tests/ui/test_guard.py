@@ -1,4 +1,4 @@
-"""The dashboard's door, without a browser: who gets in, and what is refused to whom."""
+"""The dashboard's door: who gets in, and what is refused to whom. All but one without a browser."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from browser import showing
+from browser import Browser, showing
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
@@ -117,6 +117,21 @@ def test_a_page_belongs_to_its_session(guest: httpx.Client, locked: str) -> None
     assert _socket(locked, cookie=mine, page=page[1]) == 101
 
 
+def test_a_browser_logs_in_and_out(locked: str) -> None:
+    """A form of ours: browsers decide by the page's headers what Origin they send with it."""
+    with Browser() as browser:
+        browser.driver.get(f"{locked}serving")
+        browser.one("#key").send_keys("wrong")
+        browser.button("Log in").click()
+        browser.wait(lambda: "does not know this key" in browser.text(), "the refusal")
+        browser.one("#key").send_keys(API_KEY)
+        browser.button("Log in").click()
+        browser.wait(lambda: browser.text(".hr-server") == "smollm2-135m", "the page")
+        browser.button("Log out").click()
+        browser.wait(lambda: browser.all("#key"), "the login page")
+        browser.must_be_clean(allowed="401 (Unauthorized)")
+
+
 @pytest.mark.parametrize("origin", ["http://example.com", "null", "http://127.0.0.1:1", "http://["])
 def test_another_site_is_refused(guest: httpx.Client, locked: str, origin: str) -> None:
     cookie = _cookie(_log_in(guest))
@@ -157,7 +172,7 @@ def test_what_every_answer_forbids_the_browser(dashboard: str) -> None:
     assert "frame-ancestors 'none'" in policy
     assert "http" not in policy
     assert headers["x-content-type-options"] == "nosniff"
-    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["referrer-policy"] == "same-origin"
     assert "example.com" not in httpx.get(dashboard, headers={"x-forwarded-prefix": "//example.com"}).text  # fmt: skip  # noqa: E501
 
 

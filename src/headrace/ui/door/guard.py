@@ -49,7 +49,8 @@ PAGE_CSP = "; ".join(
 )
 _HEADERS = {
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    # not no-referrer: with it browsers send "Origin: null" with our own forms, and we refuse that
+    "referrer-policy": "same-origin",
     "x-frame-options": "DENY",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",

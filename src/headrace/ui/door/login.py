@@ -24,7 +24,7 @@ button { background: #0b62a8; color: #fff; border-color: #0b62a8; cursor: pointe
 """
 _STYLE_HASH = b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 LOGIN_CSP = (
-    f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; form-action 'self'; "
+    f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; img-src data:; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
 )
 _PAGE = """<!doctype html>
