@@ -16,10 +16,11 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "commands.md"
 COMMANDS = (
     [], ["generate"], ["chat"], ["perplexity"], ["serve"], ["run-batch"],
-    ["verify"], ["bench"], ["bench", "machine"],
-    ["bench", "run"], ["bench", "serve"], ["bench", "compare"], ["env"], ["models"],
-    ["models", "list"], ["models", "show"], ["models", "pull"], ["models", "rm"],
-    ["models", "export-tokenizer"],
+    ["ui"], ["verify"], ["plan"], ["bench"], ["bench", "machine"],
+    ["bench", "run"], ["bench", "serve"], ["bench", "compare"],
+    ["lab"], ["lab", "list"], ["lab", "show"], ["lab", "run"], ["lab", "report"],
+    ["env"], ["models"], ["models", "list"], ["models", "show"],
+    ["models", "pull"], ["models", "rm"], ["models", "export-tokenizer"],
 )  # fmt: skip
 
 

@@ -60,11 +60,17 @@ def plan(
     ] = "bf16",
     ttft: Annotated[
         str | None,
-        typer.Option(help="Wanted time to first token, as 0.5s.", show_default=False),
+        typer.Option(
+            help="Wanted time to first token, as 0.5s; a bare number is seconds.",
+            show_default=False,
+        ),
     ] = None,
     tpot: Annotated[
         str | None,
-        typer.Option(help="Wanted time per token, as 50ms.", show_default=False),
+        typer.Option(
+            help="Wanted time per token, as 50ms; a bare number is seconds.",
+            show_default=False,
+        ),
     ] = None,
     price: Annotated[
         str | None,

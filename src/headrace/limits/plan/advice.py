@@ -117,6 +117,8 @@ def _choice(rows: Sequence[Row]) -> tuple[str, Row | None]:
         best = _nearest(known)
         if any(r.fits for r in known):
             text = "What fits misses the targets; the steps below change most."
+        elif all(r.hardware.memory_bytes is None for r in known):
+            text = "Nobody can say what fits; say how much there is, as --set memory_bytes=64GB."
         else:
             text = "Nothing asked here fits; the steps below would change that."
         return text, best
@@ -127,7 +129,7 @@ def _choice(rows: Sequence[Row]) -> tuple[str, Row | None]:
         why = f"${shown_usd(cost)} per million tokens, the least of what fits"
         unpriced = names - {r.hardware.name for r in priced}
         if unpriced:
-            why += f" and has a price ({', '.join(sorted(unpriced))}: none, or nothing fits)"
+            why += f" and has a price ({', '.join(sorted(unpriced))}: no price, or nothing fits)"
     else:
         best = max(fitting, key=lambda r: r.total_tok_per_s or 0.0)
         why = f"{figures(best.total_tok_per_s or 0)} tok/s together, the most of what fits"
