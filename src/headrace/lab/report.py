@@ -172,7 +172,9 @@ def _figure(figure: dict[str, Any], directory: Path) -> str:
 def _table(name: str, columns: list[str], rows: list[list[Any]], note: str = "") -> str:
     lines = [
         "<tr>" + "".join(
-            f"<td{'' if isinstance(v, str) else ' class=n'}>{_text(cell(v))}</td>" for v in row
+            # cell() escapes bars for Markdown's tables; HTML shows a text as it is
+            f"<td>{_text(v)}</td>" if isinstance(v, str) else f"<td class=n>{_text(cell(v))}</td>"
+            for v in row
         ) + "</tr>"
         for row in rows
     ]  # fmt: skip
