@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from headrace.engine.params import DEFAULT_STAGES, SamplingParams
 from headrace.lab.parts.sampling_model import (
     candidates,
-    chi_square,
-    chi_square_tail,
     cross_entropy,
     distinct,
     entropy_at,
@@ -22,6 +20,7 @@ from headrace.lab.parts.sampling_model import (
     repeated,
     stages,
 )
+from headrace.lab.statistics import chi_square, chi_square_p
 
 SMALL = np.array([3.0, 2.0, 1.0], np.float32)
 
@@ -77,7 +76,7 @@ def test_entropy_goes_from_0_to_ln_v_and_its_slope_is_the_variance() -> None:
 
 @pytest.mark.parametrize(("degrees", "point"), [(1, 3.841), (2, 5.991), (5, 11.070), (10, 18.307)])
 def test_the_tail_of_chi_square(degrees: int, point: float) -> None:
-    assert chi_square_tail(point, degrees) == pytest.approx(0.05, rel=1e-3)
+    assert chi_square_p(point, degrees) == pytest.approx(0.05, rel=1e-3)
 
 
 def test_chi_square_sees_a_wrong_law_and_not_a_right_one() -> None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from speculation import toy_rounds
 
 from headrace.engine.speculation.drafter import Ask, Draft
 from headrace.lab.speculation.bench import DRAFT, NOISED, PLAIN, REPLAY, WRONG, Run
@@ -55,15 +56,23 @@ def test_chi_square_is_that_of_the_tables(statistic: float, degrees: int, p: flo
     assert chi_square_p(statistic, degrees) == pytest.approx(p, rel=0.01)
 
 
+def test_chi_square_is_that_of_the_finite_sums() -> None:
+    """Two ways to the same tail: the incomplete gamma function, and the sums of the tests' own."""
+    for degrees in range(1, 60):
+        for x in (0.1, degrees / 2, float(degrees), 2.0 * degrees, 5.0 * degrees + 20):
+            assert chi_square_p(x, degrees) == pytest.approx(
+                toy_rounds.chi_square_tail(x, degrees), rel=1e-9
+            )
+
+
 def test_chi_square_of_right_draws_is_uniform_and_of_wrong_ones_small() -> None:
     random = np.random.default_rng(2)
     q = np.array([0.4, 0.3, 0.2, 0.06, 0.04])
-    named = np.arange(3)
-    right = [goodness(q, named, random.choice(5, 2000, p=q)) for _ in range(400)]
+    right = [goodness(q, random.choice(5, 2000, p=q)) for _ in range(400)]
     assert 0.4 < np.mean(right) < 0.6
     assert 0.02 <= np.mean(np.array(right) < 0.05) <= 0.09
     wrong = np.array([0.4, 0.2, 0.3, 0.06, 0.04])
-    assert goodness(q, named, random.choice(5, 2000, p=wrong)) < 1e-6
+    assert goodness(q, random.choice(5, 2000, p=wrong)) < 1e-6
 
 
 def runs(tok_per_s: float, rounds: int, tested: int, accepted: int) -> list[Run]:

@@ -11,12 +11,8 @@ from headrace.engine.sizing import ceil_div
 from headrace.ops.kv import KVGroupSpec
 
 
-class ContiguousBlockManager(BlockManager):
-    """Reserve-to-maximum allocation, the baseline paging is compared with.
-
-    A holder gets one run of neighbouring blocks for the longest it may become when it is opened,
-    and nothing later; nothing is shared (a fork copies) and windows are not trimmed.
-    """
+class _RunManager(BlockManager):
+    """What both have: pools of runs, windows that are not trimmed."""
 
     def __init__(
         self,
@@ -30,9 +26,21 @@ class ContiguousBlockManager(BlockManager):
     def _make_pool(self, num_blocks: int) -> BlockPool:
         return RunPool(num_blocks)
 
+    @property
+    def _runs(self) -> list[RunPool]:
+        return [pool for pool in self.pools if isinstance(pool, RunPool)]
+
+
+class ContiguousBlockManager(_RunManager):
+    """Reserve-to-maximum allocation, the baseline paging is compared with.
+
+    A holder gets one run of neighbouring blocks for the longest it may become when it is opened,
+    and nothing later; nothing is shared (a fork copies) and windows are not trimmed.
+    """
+
     def open(self, max_positions: int) -> SequenceBlocks | None:
         columns = ceil_div(max_positions, self.block_size)
-        pools = [pool for pool in self.pools if isinstance(pool, RunPool)]
+        pools = self._runs
         if any(pool.find_run(columns) < 0 for pool in pools):
             return None
         blocks = SequenceBlocks(self.num_groups, self.max_columns)
@@ -56,7 +64,7 @@ class ContiguousBlockManager(BlockManager):
         return child
 
 
-class GrowingBlockManager(BlockManager):
+class GrowingBlockManager(_RunManager):
     """One run of neighbouring blocks per holder, that doubles when it is full.
 
     Where the blocks behind it are taken, it moves to another place, which may overlap the one that
@@ -68,22 +76,6 @@ class GrowingBlockManager(BlockManager):
 
     Nothing is shared (a fork copies) and windows are not trimmed.
     """
-
-    def __init__(
-        self,
-        groups: Sequence[KVGroupSpec],
-        num_blocks: Sequence[int],
-        block_size: int,
-        max_positions: int,
-    ) -> None:
-        super().__init__(groups, num_blocks, block_size, max_positions, frees_window=False)
-
-    def _make_pool(self, num_blocks: int) -> BlockPool:
-        return RunPool(num_blocks)
-
-    @property
-    def _runs(self) -> list[RunPool]:
-        return [pool for pool in self.pools if isinstance(pool, RunPool)]
 
     def fit(self, blocks: SequenceBlocks, start: int, want: int) -> int:
         end = start + want

@@ -12,6 +12,7 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 #: Two-sided 95 % quantiles of Student's t for 1, 2, … 30 degrees of freedom.
 _T95 = (
@@ -149,6 +150,23 @@ def _line(x: Sequence[float], y: Sequence[float]) -> tuple[Interval, float]:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def chi_square(
+    counts: npt.NDArray[np.int64], p: npt.NDArray[np.float64], least: float = 8.0
+) -> tuple[float, int]:
+    """(p-value, cells) of Pearson's test that counts [n] were drawn with probabilities p [n]; cells
+    that expect fewer than `least` are one cell."""
+    expected = p * counts.sum()
+    large = expected >= least
+    observed, wanted = list(counts[large]), list(expected[large])
+    if (~large).any():
+        observed.append(counts[~large].sum())
+        wanted.append(expected[~large].sum())
+    if wanted[-1] < least and len(wanted) > 1:  # the rest joins the smallest
+        observed[-2:], wanted[-2:] = [sum(observed[-2:])], [sum(wanted[-2:])]
+    x = sum((o - e) ** 2 / e for o, e in zip(observed, wanted, strict=True) if e > 0)
+    return chi_square_p(float(x), max(1, len(wanted) - 1)), len(wanted)
 
 
 def chi_square_p(statistic: float, degrees: int) -> float:

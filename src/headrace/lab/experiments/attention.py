@@ -317,9 +317,14 @@ def _report(lab: Lab, cells: Mapping[tuple[str, int], Cell | None], found: Findi
     quadratic, linear = sizes["naive"].exponent, sizes["tiled"].exponent
     found.conclude(
         f"Memory grows as S^{quadratic.value:.2f} ({quadratic.low:.2f} … {quadratic.high:.2f}) "
-        f"naive and S^{linear.value:.2f} ({linear.low:.2f} … {linear.high:.2f}) tiled; time as "
-        f"S^{times['naive'].exponent.value:.2f} and S^{times['tiled'].exponent.value:.2f}.",
+        f"naive and S^{linear.value:.2f} ({linear.low:.2f} … {linear.high:.2f}) tiled.",
         resolved(quadratic, linear),
+    )
+    slow, quick = times["naive"].exponent, times["tiled"].exponent
+    found.conclude(
+        f"Time grows as S^{slow.value:.2f} ({slow.low:.2f} … {slow.high:.2f}) naive and "
+        f"S^{quick.value:.2f} ({quick.low:.2f} … {quick.high:.2f}) tiled, from {FIT_FROM} on.",
+        resolved(slow, quick),
     )
     _draw(cells, times, sizes, lab)
 

@@ -56,7 +56,7 @@ class Budget(Experiment):
     claim = (
         "A step takes at least its bytes ÷ bandwidth: Llama-2-13B on one H100 reaches 125 tok/s "
         "alone and 2,690 with 64 requests; 256 do not fit, but do with 8 KV heads, at 4.9 × the "
-        "throughput (spec 10)."
+        "throughput."
     )
     quick_s = 30.0
     full_s = 40.0
@@ -75,10 +75,10 @@ class Budget(Experiment):
         ).bound_s / _STEPS  # fmt: skip
         paper, fewer = _published(), _published(("num_kv_heads=8",))
         gain = (fewer[256].total_tok_per_s or 0) / (paper[64].total_tok_per_s or 1)
-        how = "closed forms of spec 10, against the sum over the model's own program"
+        how = "closed forms (--formula paper), against the sum over the model's own program"
         return [
             Prediction(
-                f"program {number}", f"{_PAPER}: ms per token at {number} requests",
+                f"program {number}", f"{_PAPER}: ms per token, {number} at once",
                 1e3 * (row.times.tpot_s if row.times else 0.0), "ms", how, tolerance=1.02,
             )
             for number, row in paper.items()

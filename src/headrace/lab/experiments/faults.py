@@ -65,7 +65,7 @@ class Faults(Experiment):
     claim = (
         "First token right and later ones wrong: cache position or rotary offset. Right alone and "
         "wrong when the batch changes: order or mask. A cache slower than no cache: sizes too "
-        "small. Memory unlike the estimate: allocator, reserve, element type (spec 15)."
+        "small. Memory unlike the estimate: allocator, reserve, element type."
     )
     quick_s = 75.0
     full_s = 90.0

@@ -65,7 +65,7 @@ class Formats(Experiment):
     question = "What do fewer bits per weight buy in size and speed, and what do they cost?"
     claim = (
         "Decoding reads every weight, so half the bytes give twice the speed; each bit less makes "
-        "the error four times as large; but fewer bits are not automatically faster (spec 5)."
+        "the error four times as large; but fewer bits are not automatically faster."
     )
     quick_s = 75.0
     full_s = 600.0
@@ -353,8 +353,8 @@ def _conclude(findings: Findings, found: Sequence[_Format]) -> None:
     if all(FORMATS[name].block_size > 1 for name in floor.sizes.formats):
         findings.conclude(
             f"The file as it is has the reference's very weights and yet a KL of {kl.value:.2g} "
-            f"({kl.low:.2g} … {kl.high:.2g}): that is the rounding of activations to int8, a floor "
-            "under every block format; bits above it buy nothing."
+            f"({kl.low:.2g} … {kl.high:.2g}): what rounding activations to int8 "
+            "costs, with weights that lose nothing."
         )
     quantised = [own for own in ordered if own.name not in (_REFERENCE, "file")]
     for larger, smaller in pairwise(quantised):

@@ -386,9 +386,11 @@ def _report_steps(lab: Lab, steps: _Steps, found: Findings) -> None:
             f"step is a prefill of the whole history.",
         )
     )
+    grown = ratio_interval(steps.cached[-1], steps.cached[0])
     found.conclude(
-        f"A cached step takes {1e3 * start:.2f} ms + {1e9 * slope.value:.0f} ns per position "
-        f"({1e9 * slope.low:.0f} … {1e9 * slope.high:.0f}): nearly constant at these lengths.",
+        f"A cached step takes {1e9 * slope.value:.0f} ns longer per position "
+        f"({1e9 * slope.low:.0f} … {1e9 * slope.high:.0f}): {grown.value:.2f}× as long at "
+        f"{lengths[-1]:,} positions as at {lengths[0]:,} ({grown.low:.2f} … {grown.high:.2f}).",
         slope.low > 0,
     )
     found.conclude(
@@ -492,7 +494,7 @@ def _measure_answers(lab: Lab, steps: _Steps, found: Findings) -> None:
         )
         found.conclude(
             f"At {prompt} + {output} tokens the cache made the answer {speed_up.value:.1f}× as "
-            f"fast ({speed_up.low:.1f} … {speed_up.high:.1f}); "
+            f"fast ({speed_up.low:.1f} … {speed_up.high:.1f}{_of_what(how, output, anew)}); "
             f"people are told {low:.0f}-{high:.0f}×." + _compared(steps, speed_up, low, high),
             speed_up.low > 1,
         )
@@ -515,17 +517,28 @@ def _measure_answers(lab: Lab, steps: _Steps, found: Findings) -> None:
     )
 
 
+def _of_what(how: str, output: int, anew: Sequence[float]) -> str:
+    """What the interval leaves out, where the uncached answer was not run."""
+    if how == "run":
+        return ""
+    return (
+        f"; without the cache {median_interval(anew).value:,.0f} s, not run but summed over "
+        f"{output:,} steps on lines between measured ones, whose error the interval leaves out"
+    )
+
+
 def _compared(steps: _Steps, speed_up: Interval, low: float, high: float) -> str:
     """What decides how much a cache saves: how much more a step of many tokens costs than one of
     one."""
     if speed_up.low <= high and low <= speed_up.high:
         return ""
     at = steps.lengths.index(FIT_FROM) if FIT_FROM in steps.lengths else -1
-    ratio = median_interval(steps.anew[at]).value / median_interval(steps.cached[at]).value
+    ratio = ratio_interval(steps.anew[at], steps.cached[at])
     return (
         f" The figure depends on the machine: here a step of {steps.lengths[at]} tokens takes "
-        f"{ratio:.0f}× as long as a step of one; where it takes less than that, as on an "
-        f"accelerator that waits for memory in both, a cache saves less time."
+        f"{ratio.value:.0f}× ({ratio.low:.0f} … {ratio.high:.0f}) as long as a step of one; where "
+        f"it takes less than that, as on an accelerator that waits for memory in both, a "
+        "cache saves less time."
     )
 
 

@@ -24,6 +24,7 @@ from headrace.limits.rates import MachineRates, median_rates
 from headrace.ops.cost import CostModel
 from headrace.ops.counts import Chunk, StepCost
 from headrace.ops.kv import KVFormat
+from headrace.ops.recording import Linear
 from headrace.verify.ladder import run_ladder
 
 _PROMPT = 512
@@ -72,7 +73,7 @@ class Roofline(Experiment):
     )
     claim = (
         "A matmul's operations per byte are about the number of tokens in the step, so prefill is "
-        "limited by arithmetic and decode by memory (spec 10; Williams, Waterman and Patterson, "
+        "limited by arithmetic and decode by memory (Williams, Waterman and Patterson, "
         "“Roofline”, 2009)."
     )
     quick_s = 45.0
@@ -198,7 +199,7 @@ class _Point:
 def bound_share(cost: StepCost, rates: MachineRates) -> float:
     """Matmuls' share of a step's serial sum."""
     whole = bound(cost, rates).serial_s
-    linear = StepCost(tuple(op for op in cost.ops if type(op.op).__name__ == "Linear"))
+    linear = StepCost(tuple(op for op in cost.ops if isinstance(op.op, Linear)))
     return bound(linear, rates).serial_s / whole
 
 

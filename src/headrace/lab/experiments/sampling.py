@@ -58,7 +58,7 @@ class Sampling(Experiment):
     claim = (
         "Entropy grows with temperature; greedy text repeats itself and hot text drifts; top-p and "
         "min-p adapt the number of candidates to the position, top-k does not (Holtzman et al., "
-        "“The Curious Case of Neural Text Degeneration”, 2020; spec 4, 14.2)."
+        "“The Curious Case of Neural Text Degeneration”, 2020)."
     )
     quick_s = 30.0
     full_s = 240.0

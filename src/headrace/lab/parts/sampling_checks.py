@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from headrace.engine import sampler
 from headrace.engine.params import SamplingParams
-from headrace.lab.parts.sampling_model import Candidates, candidates, chi_square, stages
+from headrace.lab.parts.sampling_model import Candidates, candidates, stages
+from headrace.lab.statistics import chi_square
 from headrace.lab.values import Check
 from headrace.verify.probe import run_requests
 from headrace.verify.subject import Subject

@@ -129,41 +129,6 @@ def cross_entropy(z: Floats, temperature: float) -> float:
     return float(-(p * log_q).sum())
 
 
-# ---- fit of counts -------------------------------------------------------------------------------
-
-
-def chi_square(counts: npt.NDArray[np.int64], p: Floats, least: float = 8.0) -> tuple[float, int]:
-    """(p-value, cells) of Pearson's test; cells that expect fewer than `least` are one cell."""
-    expected = p * counts.sum()
-    large = expected >= least
-    observed, wanted = list(counts[large]), list(expected[large])
-    if (~large).any():
-        observed.append(counts[~large].sum())
-        wanted.append(expected[~large].sum())
-    if wanted[-1] < least and len(wanted) > 1:  # the rest joins the smallest
-        observed[-2:], wanted[-2:] = [sum(observed[-2:])], [sum(wanted[-2:])]
-    x = sum((o - e) ** 2 / e for o, e in zip(observed, wanted, strict=True) if e > 0)
-    return chi_square_tail(float(x), max(1, len(wanted) - 1)), len(wanted)
-
-
-def chi_square_tail(x: float, degrees: int) -> float:
-    """P(χ² > x): finite sums for whole and half numbers of degrees ÷ 2 (Abramowitz and Stegun
-    26.4.4, 26.4.5)."""
-    half = x / 2
-    if degrees % 2 == 0:
-        term = total = math.exp(-half)
-        for k in range(1, degrees // 2):
-            term *= half / k
-            total += term
-        return total
-    total = math.erfc(math.sqrt(half))
-    term = 2 * math.sqrt(half / math.pi) * math.exp(-half)
-    for k in range(1, (degrees - 1) // 2 + 1):
-        total += term
-        term *= half / (k + 0.5)
-    return total
-
-
 # ---- measures of text ----------------------------------------------------------------------------
 
 

@@ -141,20 +141,20 @@ class Figures:
         )  # fmt: skip
 
     def conclude(self, findings: Findings) -> None:
-        """Sentences about what pays."""
+        """Sentences about what pays: of every γ, since the best of several, judged by its own
+        interval, would look better than it is."""
         for name in self.names:
-            best = max(self.gammas, key=lambda gamma: self.gain(name, gamma).value)
-            gain = self.gain(name, best)
-            text = (
-                f"{name}: at its best γ of those tried ({best}) {gain.value:.2f} times plain "
-                f"decoding ({gain.low:.2f} … {gain.high:.2f})"
+            gains = {gamma: self.gain(name, gamma) for gamma in self.gammas}
+            shown = ", ".join(
+                f"γ = {gamma}: {gain.value:.2f} × ({gain.low:.2f} … {gain.high:.2f})"
+                for gamma, gain in gains.items()
             )
-            if gain.low > 1:
-                findings.conclude(f"{text}: it pays.")
-            elif gain.high < 1:
-                findings.conclude(f"{text}: it slows down.")
+            if all(gain.low > 1 for gain in gains.values()):
+                findings.conclude(f"{name} pays at every γ tried ({shown}).")
+            elif all(gain.high < 1 for gain in gains.values()):
+                findings.conclude(f"{name} slows down at every γ tried ({shown}).")
             else:
-                findings.conclude(f"{text}: whether it pays is open.", resolved=False)
+                findings.conclude(f"whether {name} pays at every γ tried ({shown}).", False)
 
 
 def draw_figure(lab: Lab, figures: Figures) -> None:

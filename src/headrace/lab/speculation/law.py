@@ -15,7 +15,7 @@ from headrace.formats.tokenizer import Tokenizer
 from headrace.lab.lab import Lab
 from headrace.lab.plots import style
 from headrace.lab.speculation.bench import Bench
-from headrace.lab.statistics import Interval, chi_square_p, share_interval
+from headrace.lab.statistics import Interval, chi_square, share_interval
 
 DRAWS = 20_000
 #: Ids with a smaller expected count are one group of the χ² test.
@@ -50,30 +50,20 @@ def draw_law(bench: Bench, tokenizer: Tokenizer, seed: int) -> Law:
     target, draft = (row[:width] for row in rows)
     drawn, guessed = _draw(target, draft, bench.prompt, seed)
     q, p = _softmax(target), _softmax(draft)
-    named = np.flatnonzero(q * DRAWS >= _LEAST_EXPECTED)
-    named = named[np.argsort(-q[named])]
-    shown = named[:_SHOWN]
+    shown = np.argsort(-q)[:_SHOWN]
     return Law(
         labels=[repr(tokenizer.decode([int(token)])) for token in shown],
         target=[float(q[token]) for token in shown],
         draft=[float(p[token]) for token in shown],
         drawn=[share_interval(int((drawn == token).sum()), DRAWS) for token in shown],
-        p_rule=goodness(q, named, drawn),
-        p_draft=goodness(q, named, guessed),
+        p_rule=goodness(q, drawn),
+        p_draft=goodness(q, guessed),
     )
 
 
-def goodness(q: Float64, named: Int64, drawn: Int64) -> float:
-    """The p of χ²: draws against q, over the named ids and all others as one."""
-    counts = np.array([(drawn == token).sum() for token in named], np.float64)
-    expected = q[named] * len(drawn)
-    rest = len(drawn) - float(expected.sum())
-    statistic = float(((counts - expected) ** 2 / expected).sum())
-    degrees = len(named) - 1
-    if rest >= 1e-6:
-        statistic += (len(drawn) - float(counts.sum()) - rest) ** 2 / rest
-        degrees += 1
-    return chi_square_p(statistic, max(degrees, 1))
+def goodness(q: Float64, drawn: Int64) -> float:
+    """The p of χ² that draws come from q."""
+    return chi_square(np.bincount(drawn, minlength=len(q)), q, least=_LEAST_EXPECTED)[0]
 
 
 def _draw(target: Float32, draft: Float32, prompt: list[int], seed: int) -> tuple[Int64, Int64]:

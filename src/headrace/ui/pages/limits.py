@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from typing import Any
 
@@ -14,6 +13,7 @@ from headrace.ui.components.live import Live
 from headrace.ui.components.parts import Sheet, Tiles
 from headrace.ui.facts import charts, roof, watch
 from headrace.ui.facts.feed import News, understood
+from headrace.ui.following import follow
 from headrace.ui.shell import Frame
 
 #: Points of steps that are shown per kind.
@@ -46,7 +46,6 @@ class _Limits:
         self._load = {"batch": 1, "context": 512, "prompt": 128}
         self._asking: asyncio.Task[None] | None = None
         self._facts: list[str] = []
-        self._complaining = False
 
     def build(self) -> None:
         self._live = Live()
@@ -69,7 +68,7 @@ class _Limits:
         with ui.element("section").classes("hr-card").props('aria-label="Steps"'):
             self._build_steps()
         self._ask()
-        self._frame.run(self._follow())
+        self._frame.run(follow(self._frame, self._show, self._ask))
 
     def _build_steps(self) -> None:
         ui.label("A step, op by op").classes("hr-title")
@@ -141,20 +140,7 @@ class _Limits:
 
     # ---- what the server does -----------------------------------------------------------------
 
-    async def _follow(self) -> None:
-        async with contextlib.aclosing(self._frame.backend.feed.follow()) as news:
-            async for one in news:
-                with understood("snapshots"):
-                    self._show(one)
-
     def _show(self, news: News) -> None:
-        if news.problem is not None:
-            self._frame.say(news.problem)
-            self._complaining = True
-        elif self._complaining:
-            self._frame.be_quiet()
-            self._complaining = False
-            self._ask()
         if news.restarted:
             self._window.clear()
             self._live.forget(self._rate)

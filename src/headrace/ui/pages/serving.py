@@ -12,6 +12,7 @@ from headrace.ui.components.live import Live
 from headrace.ui.components.parts import Blocks, Sheet, Tiles, Tree, tree_nodes
 from headrace.ui.facts import charts, watch
 from headrace.ui.facts.feed import News, Snapshot, understood
+from headrace.ui.following import follow
 from headrace.ui.shell import Frame
 
 #: Ticks of 0.25 s between two looks at the map of blocks and at the tree.
@@ -48,7 +49,6 @@ class _Serving:
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
         self._window = watch.Window()
-        self._complaining = False
         self._group = 0
 
     # ---- the page -----------------------------------------------------------------------------
@@ -77,7 +77,7 @@ class _Serving:
             self._left_out = ui.label("").classes("hr-soft")
         self._frame.every(MAP_TICKS, self._look_at_map)
         self._frame.every(TREE_TICKS, self._look_at_tree)
-        self._frame.run(self._follow())
+        self._frame.run(follow(self._frame, self._show))
 
     def _build_cache(self) -> None:
         with ui.element("div").classes("hr-row"):
@@ -105,19 +105,7 @@ class _Serving:
 
     # ---- following ----------------------------------------------------------------------------
 
-    async def _follow(self) -> None:
-        async with contextlib.aclosing(self._frame.backend.feed.follow()) as news:
-            async for one in news:
-                with understood("snapshots"):
-                    self._show(one)
-
     def _show(self, news: News) -> None:
-        if news.problem is not None:
-            self._frame.say(news.problem)
-            self._complaining = True
-        elif self._complaining:
-            self._frame.be_quiet()
-            self._complaining = False
         if news.restarted:
             self._window.clear()
             self._live.forget(self._load, self._steps, self._blocks)
