@@ -28,6 +28,7 @@ from headrace.lab.statistics import (
     exact,
     fit_line,
     fit_power,
+    largest,
     mean_interval,
     median_interval,
     ratio_interval,
@@ -70,7 +71,7 @@ def test_mean_intervals_hold_the_mean_as_often_as_they_say() -> None:
 def test_one_sample_has_no_width_that_could_be_known() -> None:
     assert mean_interval([2.0]).high == math.inf
     assert mean_interval([2.0]).to_dict()["high"] is None
-    assert median_interval([2.0]) == Interval(2.0, 2.0, 2.0, 1, "one sample")
+    assert median_interval([2.0]) == Interval(2.0, -math.inf, math.inf, 1, "one sample")
     for empty in (median_interval, mean_interval):
         with pytest.raises(ValueError, match="no samples"):
             empty([])
@@ -108,6 +109,18 @@ def test_resolved_only_when_disjoint() -> None:
     assert not resolved(a, b)
     assert resolved(a, Interval(2, 1.6, 2.6, 3, ""))
     assert ratio_interval([2, 4, 9], [1, 2, 3]) == Interval(2, 2, 3, 3, "median and range (75 %)")
+
+
+def test_an_error_that_is_no_number_is_the_largest() -> None:
+    assert largest([0.5, math.nan, 2.0]) == math.inf
+    assert largest([0.5, 2.0]) == 2.0
+    assert largest([]) == 0.0
+
+
+def test_intervals_as_text_in_other_units_and_their_quotients() -> None:
+    a, b = Interval(6, 4, 9, 5, "range"), Interval(2, 1, 3, 3, "range")
+    assert f"{a.scaled(0.5):.1f}" == "3.0 (2.0 … 4.5)"
+    assert a.over(b) == Interval(3, 4 / 3, 9, 3, "quotient of the ends of two: range")
 
 
 # ---- verdicts -----------------------------------------------------------------------------------

@@ -103,18 +103,47 @@ def _checks(data: dict[str, Any]) -> str:
     return f"{title}\n\n{markdown_rows(['check', 'holds', 'figures'], rows)}"
 
 
+#: Heads of the table of predictions; its cells: prediction_cells.
+PREDICTION_COLUMNS = (
+    "prediction", "predicted", "holds within", "measured", "verdict", "where the number comes from",
+)  # fmt: skip
+
+
+def prediction_cells(prediction: dict[str, Any]) -> list[str]:
+    """One prediction with its verdict, as texts."""
+    sign = {"at most": "≤ ", "at least": "≥ "}.get(prediction["kind"], "")
+    return [
+        prediction["what"],
+        f"{sign}{number(prediction['value'])} {prediction['unit']}".strip(),
+        _band(*prediction["band"]),
+        interval(prediction["measured"]),
+        prediction["verdict"],
+        prediction["how"],
+    ]
+
+
+def _band(low: float | None, high: float | None) -> str:
+    """Where an interval must lie as a whole for its prediction to hold."""
+    if low is None or high is None:
+        return f"≤ {number(high)}" if high is not None else f"≥ {number(low or 0.0)}"
+    return number(low) if low == high else f"{number(low)} … {number(high)}"
+
+
+def intervals_told(predictions: list[dict[str, Any]]) -> str:
+    """Which intervals the table of predictions has, in one sentence; empty where all is exact."""
+    measured = [p["measured"] for p in predictions if p["measured"] is not None]
+    kinds = dict.fromkeys(
+        f"{m['what']}, n = {m['n']:,}" for m in measured if not m["low"] == m["value"] == m["high"]
+    )
+    return f"In brackets: {'; '.join(kinds)}." if kinds else ""
+
+
 def _predictions(data: dict[str, Any]) -> str:
-    rows = [
-        [p["what"], f"{_sign(p['kind'])}{number(p['value'])} {p['unit']}".strip(),
-         interval(p["measured"]), p["verdict"], p["how"]]
-        for p in data["predictions"]
-    ]  # fmt: skip
-    columns = ["prediction", "predicted", "measured", "verdict", "where the number comes from"]
-    return f"**Predicted, then measured**\n\n{markdown_rows(columns, rows)}" if rows else ""
-
-
-def _sign(kind: str) -> str:
-    return {"at most": "≤ ", "at least": "≥ "}.get(kind, "")
+    rows: list[list[Any]] = [prediction_cells(p) for p in data["predictions"]]
+    if not rows:
+        return ""
+    parts = ["**Predicted, then measured**", markdown_rows([*PREDICTION_COLUMNS], rows)]
+    return "\n\n".join([*parts, intervals_told(data["predictions"])]).rstrip()
 
 
 def _conclusions(data: dict[str, Any]) -> str:

@@ -10,7 +10,13 @@ from typing import Any
 from headrace.errors import ModelFileError, UsageError
 from headrace.formats.files import read_small_file, shorten
 from headrace.lab.catalog import EXPERIMENTS
-from headrace.lab.findings_page import cell, conditions_line, interval, number
+from headrace.lab.findings_page import (
+    PREDICTION_COLUMNS,
+    cell,
+    conditions_line,
+    intervals_told,
+    prediction_cells,
+)
 from headrace.lab.result import FILE, Result, read_result
 
 #: A figure is a few hundred kilobytes at most.
@@ -133,16 +139,13 @@ def _section(result: Result, directory: Path) -> str:
 def _predictions(data: dict[str, Any]) -> str:
     rows = []
     for p in data["predictions"]:
-        sign = {"at most": "≤ ", "at least": "≥ "}.get(p["kind"], "")
-        mark = _CLASSES.get(p["verdict"], "v-open")
-        cells = (
-            f"<td>{_text(p['what'])}</td><td>{sign}{escape(number(p['value']))} "
-            f"{escape(p['unit'])}</td><td>{escape(interval(p['measured']))}</td>"
-            f'<td class="{mark}">{escape(p["verdict"])}</td><td>{_text(p["how"])}</td>'
-        )
-        rows.append(f"<tr>{cells}</tr>")
-    heads = ("prediction", "predicted", "measured", "verdict", "where the number comes from")
-    return _wrap("Predicted, then measured", heads, rows) if rows else ""
+        verdict = f'<td class="{_CLASSES.get(p["verdict"], "v-open")}">{escape(p["verdict"])}</td>'
+        *before, _, how = (f"<td>{_text(text)}</td>" for text in prediction_cells(p))
+        rows.append(f"<tr>{''.join(before)}{verdict}{how}</tr>")
+    if not rows:
+        return ""
+    table = _wrap("Predicted, then measured", PREDICTION_COLUMNS, rows)
+    return f'{table}<p class="small">{_text(intervals_told(data["predictions"]))}</p>'
 
 
 def _conclusions(data: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ Every interval aims at 95 %. With few samples it cannot be had, and `what` says 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 from typing import Any
@@ -32,6 +32,34 @@ class Interval:
     n: int
     what: str
 
+    def __format__(self, spec: str) -> str:
+        """ "12.3 (11.9 … 12.8)": every number by the format of a number."""
+        return f"{self.value:{spec}} ({self.low:{spec}} … {self.high:{spec}})"
+
+    @property
+    def ends(self) -> tuple[float, float, float]:
+        """(value, low, high), the columns of a table."""
+        return self.value, self.low, self.high
+
+    def scaled(self, factor: float) -> Interval:
+        """In another unit. factor: above 0."""
+        return Interval(
+            factor * self.value, factor * self.low, factor * self.high, self.n, self.what
+        )
+
+    def over(self, other: Interval) -> Interval:
+        """Quotient of two positive figures that were not measured in pairs: as wide as their ends
+        allow, so it holds the quotient whenever both hold their own."""
+        return Interval(
+            self.value / other.value,
+            self.low / other.high,
+            self.high / other.low,
+            min(self.n, other.n),
+            f"quotient of the ends of two ({self.what}; {other.what})"
+            if self.what != other.what
+            else f"quotient of the ends of two: {self.what}",
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """JSON values; a number that is not finite becomes None."""
         return {
@@ -50,11 +78,14 @@ def exact(value: float, what: str = "counted, not sampled") -> Interval:
 
 def median_interval(samples: Sequence[float]) -> Interval:
     """The median, and the pair of order statistics that holds it with at least 95 % (binomial);
-    below six samples the range, whose chance of holding it is 1 − 2^(1−n)."""
+    below six samples the range, whose chance of holding it is 1 − 2^(1−n). One sample tells nothing
+    of its own error: ±∞."""
     ordered = sorted(samples)
     n = len(ordered)
     if n == 0:
         raise ValueError("no samples")
+    if n == 1:
+        return Interval(ordered[0], -math.inf, math.inf, 1, "one sample")
     outside = 0.0
     rank = 0  # of the lower end
     for k in range(n // 2):
@@ -65,7 +96,7 @@ def median_interval(samples: Sequence[float]) -> Interval:
     if n >= 6:
         what = "median, 95 % interval of order statistics"
     else:
-        what = f"median and range ({100 * (1 - 2 ** (1 - n)):.0f} %)" if n > 1 else "one sample"
+        what = f"median and range ({100 * (1 - 2 ** (1 - n)):.0f} %)"
     return Interval(median(ordered), ordered[rank], ordered[n - 1 - rank], n, what)
 
 
@@ -117,6 +148,12 @@ def fit_power(x: Sequence[float], y: Sequence[float]) -> PowerFit:
 def fit_line(x: Sequence[float], y: Sequence[float]) -> tuple[Interval, float]:
     """(slope with its 95 % interval, intercept) of the least-squares line."""
     return _line(x, y)
+
+
+def largest(errors: Iterable[float]) -> float:
+    """The largest error of a check, 0 of none; one that is not a number counts as infinite, where
+    max() would pass over it."""
+    return max((math.inf if math.isnan(error) else error for error in errors), default=0.0)
 
 
 def resolved(a: Interval, b: Interval) -> bool:
