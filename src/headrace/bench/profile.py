@@ -12,7 +12,7 @@ from typing import Any
 from headrace.bench.cases import Case, Kind, prompt_ids
 from headrace.bench.measure import GREEDY
 from headrace.engine.core import Engine
-from headrace.limits.op_rows import OpRow, Profile, op_rows
+from headrace.limits.op_rows import Naming, OpRow, Profile, op_rows
 from headrace.limits.rates import MachineRates
 from headrace.ops.cost import CostModel
 from headrace.ops.counts import Chunk
@@ -52,10 +52,15 @@ class OpTable:
 
 
 def profile_case(
-    engine: Engine, model: NativeModel, case: Case, costs: CostModel, rates: MachineRates
+    engine: Engine,
+    model: NativeModel,
+    case: Case,
+    costs: CostModel,
+    rates: MachineRates,
+    naming: Naming | None = None,
 ) -> list[OpTable]:
     """Tables of the steps that a case consists of: a prompt's last chunk, a decode step of all
-    sequences. rates: probed just before."""
+    sequences. rates: probed just before. naming: as op_rows takes it."""
     model.profile(True)
     try:
         tables = []
@@ -68,7 +73,7 @@ def profile_case(
                 OpTable(
                     f"the last {num_new} tokens of a prompt of {total}",
                     case,
-                    op_rows(profiles, cost, rates),
+                    op_rows(profiles, cost, rates, naming=naming),
                 )
             )
         if case.num_output > 1:
@@ -78,7 +83,7 @@ def profile_case(
                 cost = costs.step([Chunk(1, context)] * case.batch)
                 many = f" for each of {case.batch} sequences" if case.batch > 1 else ""
                 step = f"one token{many}, context {context}"
-                tables.append(OpTable(step, case, op_rows(steps, cost, rates)))
+                tables.append(OpTable(step, case, op_rows(steps, cost, rates, naming=naming)))
         return tables
     finally:
         model.profile(False)

@@ -9,7 +9,8 @@ preparing activations is no op of the model, so it costs time and has no limit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -21,6 +22,8 @@ from headrace.ops.recording import KVWrite, Op
 
 #: One step's profile, as NativeModel.op_seconds gives it.
 Profile = Sequence[tuple[Op, float]]
+#: A kernel and the costs it stands for → the name of its row.
+Naming = Callable[[Op, Sequence[OpCost]], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +60,17 @@ def op_rows(
     cost: StepCost,
     rates: MachineRates,
     peaks: Peaks = Peaks.STANDARD,
+    naming: Naming | None = None,
 ) -> tuple[OpRow, ...]:
-    """Rows by kind, the slowest first. profiles: of repetitions of one step, whose cost is `cost`;
-    each kernel counts with its median time."""
+    """Rows by name (as a rule by_kind), the slowest first. profiles: of repetitions of one step,
+    whose cost is `cost`; each kernel counts with its median time."""
     assert profiles, "no profile; was NativeModel.profile(True) called before the step?"
     ran = {_rows_of(c.op) for c in cost.ops}  # times of kernels without rows are an older step's
     kernels = [_median(times) for times in zip(*profiles, strict=True)]
     kernels = [(op, seconds) for op, seconds in kernels if _rows_of(op) in ran]
     groups: dict[str, list[tuple[float, list[OpCost]]]] = {}
     for (op, seconds), costs in zip(kernels, _join([op for op, _ in kernels], cost), strict=True):
-        groups.setdefault(_name(op, costs), []).append((seconds, costs))
+        groups.setdefault((naming or by_kind)(op, costs), []).append((seconds, costs))
     whole = sum(seconds for group in groups.values() for seconds, _ in group)
     rows = (_row(name, group, whole, rates, peaks) for name, group in groups.items())
     return tuple(sorted(rows, key=lambda row: -row.seconds))
@@ -100,9 +104,26 @@ def _rows_of(op: Op) -> Rows:
     return values[0].rows
 
 
-def _name(op: Op, costs: Sequence[OpCost]) -> str:
+def by_kind(op: Op, costs: Sequence[OpCost]) -> str:
+    """Kind and number formats: "matmul Q4_K"."""
     formats = dict.fromkeys(c.format for c in costs if c.format is not None)
     return " ".join((kind_of(op), *formats))
+
+
+def by_place(op: Op, costs: Sequence[OpCost]) -> str:
+    """Kind, formats and what it does in its layer: "matmul Q4_K: gate", "row_wise: add + rms_norm".
+    Kernels of all layers that do the same have one name; "head" makes the logits."""
+    weight = getattr(op, "weight", None)
+    kinds = dict.fromkeys(kind_of(part) for part in op.parts)
+    if weight is not None:
+        place = re.sub(r"^(layers\.)?\d+\.|^(embed|lm_head)$", "", weight) or "head"
+    elif len(kinds) > 1:
+        kinds.pop("prepare", None)
+        place = " + ".join(kinds)
+    else:
+        place = next(iter(kinds))
+    kind = by_kind(op, costs)
+    return kind if place == kind_of(op) else f"{kind}: {place}"
 
 
 def _row(

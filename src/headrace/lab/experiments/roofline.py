@@ -1,10 +1,9 @@
-"""roofline: every kind of op of a prefill and of decode steps, under the machine's roof."""
+"""roofline: every op of a prefill and of decode steps, under the machine's roof."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.bench.cases import Case, Kind
 from headrace.bench.gate import QUICK_RUNGS
@@ -14,12 +13,12 @@ from headrace.engine.core import Engine
 from headrace.engine.model import native_executor, vocabulary_of
 from headrace.lab.experiment import Experiment
 from headrace.lab.lab import Lab
-from headrace.lab.plots import STYLES
-from headrace.lab.statistics import Interval, exact, median_interval
-from headrace.lab.values import Check, Findings, Prediction, Table
+from headrace.lab.parts.roof_points import Point, draw, of_kinds, points_of, table_of
+from headrace.lab.statistics import Interval, median_interval
+from headrace.lab.values import Check, Findings, Prediction
 from headrace.lab.values import Kind as Meant
 from headrace.limits.bound import bound
-from headrace.limits.op_rows import OpRow
+from headrace.limits.op_rows import OpRow, by_place
 from headrace.limits.rates import MachineRates, median_rates
 from headrace.ops.cost import CostModel
 from headrace.ops.counts import Chunk, StepCost
@@ -33,8 +32,12 @@ _BATCH = 16
 _BATCH_PROMPT = 64
 #: Decode steps that a profile sees at most; their middle context stands for all.
 _NUM_STEPS = 15
-#: A kind of op that takes a smaller share of its step is not drawn.
-_LEAST_SHARE = 0.01
+_CAPTION = (
+    "Every op of three steps, all layers of it together, under the machine's roof as probed. "
+    "Hollow: predicted, what the roof allows; filled: measured. Colour: kind; marker: op. At the "
+    "right border: ops that move nothing across the memory bus."
+)
+_ALT = "Operations per second over operations per byte, log axes, with the roof of the machine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,25 +150,27 @@ class Roofline(Experiment):
         findings.measured["growth"] = median_interval(
             [b / a for a, b in zip(seconds["decode"], seconds["batch"], strict=True)]
         )
-        points = {step.key: _points(profiles[step.key]) for step in steps}
+        kinds = {key: points_of([of_kinds(rows) for rows in profiles[key]]) for key in profiles}
+        points = {step.name: points_of(profiles[step.key]) for step in steps}
         for step in steps:
-            best = max((p for p in points[step.key] if p.of_roof), key=lambda p: p.roof.value)
-            findings.measured[f"roof {step.key}"] = best.roof
-            findings.tables.append(_table(step, points[step.key]))
+            roofs = [p.roof for p in kinds[step.key] if p.roof]
+            findings.measured[f"roof {step.key}"] = max(roofs, key=lambda roof: roof.value)
+            findings.tables.append(table_of(step.name, points[step.name]))
         for key in ("prefill", "decode"):
             findings.measured[f"linear {key}"] = _linear_share(profiles[key])
-        self._conclude(findings, points, rates)
-        _draw(lab, steps, points, rates)
+        self._conclude(findings, kinds, rates)
+        draw(lab, points, rates, _CAPTION, _ALT)
         return findings
 
     def _conclude(
-        self, findings: Findings, points: Mapping[str, list[_Point]], rates: MachineRates
+        self, findings: Findings, points: Mapping[str, list[Point]], rates: MachineRates
     ) -> None:
         ridge = rates.int8_ops_per_s / rates.read_bytes_per_s
         for key in ("decode", "prefill"):
-            matmuls = [p for p in points[key] if p.name.startswith("matmul") and p.intensity]
-            for point in matmuls:
-                side = "memory" if (point.intensity or 0) < ridge else "arithmetic"
+            for point in points[key]:
+                if not (point.name.startswith("matmul") and point.intensity and point.roof):
+                    continue
+                side = "memory" if point.intensity < ridge else "arithmetic"
                 findings.conclude(
                     f"{key}: {point.name} does {point.intensity:.1f} operations per byte; the int8 "
                     f"ridge of this machine lies at {ridge:.0f}, so {side} limits it; it reaches "
@@ -176,24 +181,6 @@ class Roofline(Experiment):
             "Rates are those of the probes before each repetition; timing every op costs each a "
             "barrier and a clock, so these steps are a little slower than unprofiled ones."
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Point:
-    """One kind of op. intensity: operations per byte, None where no byte must move. roof: share of
-    its own limit. speed: operations per second, median."""
-
-    name: str
-    count: int
-    share: Interval
-    roof: Interval
-    intensity: float | None
-    speed: float
-    seconds: float
-
-    @property
-    def of_roof(self) -> bool:
-        return self.roof.value > 0
 
 
 def bound_share(cost: StepCost, rates: MachineRates) -> float:
@@ -219,7 +206,7 @@ def _profile(
         for step in steps:
             rates = lab.rates()
             costs = lab.costs(kv_format=KVFormat(config.kv_format), cache_bytes=rates.llc_bytes)
-            tables = profile_case(engine, executor, step.case, costs, rates)
+            tables = profile_case(engine, executor, step.case, costs, rates, by_place)
             assert tables
             assert tables[-1].step.startswith("one token") == (step.key != "prefill")
             if repetition:
@@ -236,102 +223,3 @@ def _linear_share(profiles: Sequence[tuple[OpRow, ...]]) -> Interval:
     return median_interval(
         [sum(row.share for row in rows if row.name.startswith("matmul")) for rows in profiles]
     )
-
-
-def _points(profiles: Sequence[tuple[OpRow, ...]]) -> list[_Point]:
-    """By name, the slowest first."""
-    names = [row.name for row in profiles[0]]
-    points = []
-    for name in names:
-        rows = [row for rows in profiles for row in rows if row.name == name]
-        first = rows[0]
-        roofs = [row.of_limit for row in rows if row.of_limit is not None]
-        points.append(
-            _Point(
-                name,
-                first.count,
-                share=median_interval([row.share for row in rows]),
-                roof=median_interval(roofs) if roofs else exact(0.0),
-                intensity=first.operations / first.num_bytes if first.num_bytes else None,
-                speed=median_interval([row.operations / row.seconds for row in rows]).value,
-                seconds=median_interval([row.seconds for row in rows]).value,
-            )
-        )
-    return sorted(points, key=lambda point: -point.seconds)
-
-
-def _table(step: _Step, points: Sequence[_Point]) -> Table:
-    return Table(
-        step.name,
-        ["op", "count", "ms", "share of the step", "operations per byte", "Gop/s",
-         "share of its roof", "low", "high"],
-        [
-            [p.name, p.count, 1e3 * p.seconds, p.share.value, p.intensity,
-             p.speed / 1e9 if p.speed else None,
-             *((p.roof.value, p.roof.low, p.roof.high) if p.of_roof else (None, None, None))]
-            for p in points
-        ],
-        "Operations per byte: — where no byte must cross the memory bus. Ops without work of the "
-        "model (preparing activations) have no roof.",
-    )  # fmt: skip
-
-
-def _draw(
-    lab: Lab,
-    steps: Sequence[_Step],
-    points: Mapping[str, Sequence[_Point]],
-    rates: MachineRates,
-) -> None:
-    caption = (
-        "Kinds of ops of three steps (hollow: what the roof allows at this many operations per "
-        "byte, filled: measured, same colour and marker), under the machine's roof as probed."
-    )
-    alt = "Operations per second over operations per byte, log axes, with the roof of the machine"
-    names = dict.fromkeys(p.name for step in steps for p in _shown(points[step.key]))
-    styles = {name: STYLES[place % len(STYLES)][:2] for place, name in enumerate(names)}
-    with lab.figure("roof", caption, alt, columns=len(steps)) as (figure, axes):
-        for axis, step in zip(axes, steps, strict=True):
-            _draw_roof(axis, rates)
-            for point in _shown(points[step.key]):
-                _draw_point(axis, point, *styles[point.name])
-            axis.set_title(step.name, fontsize=10)
-        axes[0].set_ylabel("operations per second")
-        handles = {
-            label: handle
-            for axis in axes
-            for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-        }
-        figure.legend(
-            handles.values(), handles.keys(), loc="outside lower center", ncols=5, fontsize=8
-        )
-
-
-def _shown(points: Sequence[_Point]) -> list[_Point]:
-    return [p for p in points if p.intensity and p.of_roof and p.share.value >= _LEAST_SHARE]
-
-
-def _draw_roof(axis: Any, rates: MachineRates) -> None:
-    first, last = 0.3, 5e3
-    bandwidth = rates.read_bytes_per_s
-    for name, peak, dash in (
-        ("int8", rates.int8_ops_per_s, "-"),
-        ("bf16", rates.bf16_ops_per_s, "--"),
-        ("f32", rates.f32_ops_per_s, ":"),
-    ):
-        axis.plot(
-            [first, peak / bandwidth, last], [first * bandwidth, peak, peak],
-            color="#666666", linestyle=dash, marker="", linewidth=1.2, label=f"{name} roof",
-        )  # fmt: skip
-    axis.set_xscale("log")
-    axis.set_yscale("log")
-    axis.set_xlabel("operations per byte")
-
-
-def _draw_point(axis: Any, point: _Point, colour: str, marker: str) -> None:
-    """Hollow: what its roof allows. Filled: measured."""
-    x, measured = point.intensity, point.speed
-    allowed = measured / point.roof.value
-    look: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": ""}
-    axis.plot([x, x], [measured, allowed], color=colour, linewidth=1, marker="", linestyle="-")
-    axis.plot([x], [allowed], markerfacecolor="none", **look)
-    axis.plot([x], [measured], label=point.name, **look)
