@@ -104,3 +104,6 @@ def test_figures_worked_out_by_hand() -> None:
     assert measured["noise"].value == pytest.approx(0.7)
     assert measured["never γ2"].value == pytest.approx(0.8)
     assert measured["c"].value == pytest.approx(0.25)
+    table = found.table()
+    rates = {row[0]: row[table.columns.index("tok/s")] for row in table.rows}
+    assert rates == pytest.approx({PLAIN: 10, WRONG: 8, NOISED: 9, DRAFT: 15, REPLAY: 24})

@@ -233,38 +233,58 @@ def _tables(lab: Lab, findings: Findings) -> tuple[list[BudgetTable], list[Budge
             question = ask(name, hardware=hardware, context=str(_CONTEXT), concurrency=concurrency)
             tables.append(plan(question))
         groups.append(tables)
-        findings.tables.append(
-            Table(
-                title,
-                ["model", "weights", "hardware", "requests", "memory, GB", "fits", "TTFT, s",
-                 "TPOT, ms", "tok/s, all", "$ per Mtok", "engine"],
-                [_cells(table, row) for table in tables for row in table.rows],
-                f"Context {_CONTEXT:,} each. TTFT: mean over requests that arrive at once with "
-                "prompts of all but one token. Times and money are bounds. —: not known, or it "
-                "does not fit.",
-            )
-        )  # fmt: skip
+        rows = [(table, row) for table in tables for row in table.rows]
+        findings.tables += [_memory_table(title, rows), _times_table(title, rows)]
     return groups[0], groups[1]
 
 
-def _cells(table: BudgetTable, row: Row) -> list[Cell]:
-    program = table.question.model.program
-    kind = main_format(program).name
-    engines = engines_for(
-        row.hardware, architecture=program.family.name, weight_format=kind,
-        concurrency=row.concurrency,
+def _memory_table(title: str, rows: Sequence[tuple[BudgetTable, Row]]) -> Table:
+    cells: list[list[Cell]] = []
+    for table, row in rows:
+        kind = main_format(table.question.model.program).name
+        memory, free = row.memory, row.free_bytes
+        parts = (memory.weights, memory.kv, memory.activations, memory.overhead, memory.total)
+        cells.append(
+            [table.question.model.name, kind, row.hardware.name, row.concurrency,
+             *(part / 1e9 for part in parts), None if free is None else free / 1e9,
+             {True: "yes", False: "no", None: None}[row.fits], row.max_concurrency, row.max_context]
+        )  # fmt: skip
+    return Table(
+        f"{title}: memory",
+        ["model", "format", "hardware", "requests", "weights, GB", "KV", "activations", "other",
+         "total", "left", "fits", "most requests", "longest context"],
+        cells,
+        f"Context {_CONTEXT:,} each. left: negative, where it does not fit. most requests: of this "
+        "context that fit; longest context: at which so many requests fit, at most the model's.",
     )  # fmt: skip
-    suits = next((e.engine for e in engines if e.suits), None)
-    head: list[Cell] = [
-        table.question.model.name, kind, row.hardware.name, row.concurrency,
-        row.memory.total / 1e9, {True: "yes", False: "no", None: None}[row.fits],
-    ]  # fmt: skip
-    times = row.times
-    if times is None or row.fits is False:
-        return [*head, None, None, None, None, None if row.fits is False else suits]
-    return [
-        *head, times.ttft_s, 1e3 * times.tpot_s, row.total_tok_per_s, row.usd_per_mtok, suits,
-    ]  # fmt: skip
+
+
+def _times_table(title: str, rows: Sequence[tuple[BudgetTable, Row]]) -> Table:
+    """Of what fits."""
+    cells: list[list[Cell]] = []
+    for table, row in rows:
+        times = row.times
+        if row.fits is False or times is None:
+            continue
+        program = table.question.model.program
+        engines = engines_for(
+            row.hardware, architecture=program.family.name,
+            weight_format=main_format(program).name, concurrency=row.concurrency,
+        )  # fmt: skip
+        prefill = None if times.prefill is None else times.prefill.word
+        cells.append(
+            [table.question.model.name, row.hardware.name, row.concurrency, times.ttft_s,
+             1e3 * times.tpot_s, row.tok_per_s, row.total_tok_per_s, row.usd_per_mtok, prefill,
+             times.decode.word, next((e.engine for e in engines if e.suits), None)]
+        )  # fmt: skip
+    return Table(
+        f"{title}: times, cost, engine",
+        ["model", "hardware", "requests", "TTFT, s", "TPOT, ms", "tok/s of one", "tok/s of all",
+         "$ per Mtok", "prompts wait for", "generation waits for", "engine"],
+        cells,
+        f"Of what fits. Context {_CONTEXT:,} each; TTFT: mean over requests that arrive at once "
+        "with prompts of all but one token. Times and money are bounds. —: not known.",
+    )  # fmt: skip
 
 
 def _draw(lab: Lab) -> None:

@@ -43,6 +43,10 @@ class Figures:
             [run.tok_per_s * s for run, s in zip(runs, self.plain_s, strict=True)]
         )
 
+    def rate(self, name: str, gamma: int) -> Interval:
+        """Tokens per second of the decode steps, drafting included."""
+        return median_interval([run.tok_per_s for run in self.runs[name, gamma]])
+
     def alpha(self, name: str, gamma: int) -> Interval:
         """Accepted ÷ tested."""
         runs = self.runs[name, gamma]
@@ -120,24 +124,26 @@ class Figures:
         )  # fmt: skip
 
     def table(self) -> Table:
-        """All drafters and γ."""
-        rows: list[list[Any]] = []
+        """All drafters and γ, below plain decoding."""
+        nothing = [None] * 5
+        rows: list[list[Any]] = [[PLAIN, 0, *nothing, *self.rate(PLAIN, 0).ends, *nothing[:4]]]
         for name in self.names:
             for gamma in self.gammas:
                 gain, alpha = self.gain(name, gamma), self.alpha(name, gamma)
                 predicted = None if name == NGRAM else self.formula(name, gamma)
                 rows.append(
-                    [name, gamma, alpha.value, alpha.low, alpha.high, self.c(name), self.v(gamma),
-                     gain.value, gain.low, gain.high, predicted]
+                    [name, gamma, *alpha.ends, self.c(name), self.v(gamma),
+                     *self.rate(name, gamma).ends, *gain.ends, predicted]
                 )  # fmt: skip
         return Table(
             "drafters",
-            ["drafter", "γ", "α", "α low", "α high", "c", "v", "speed-up", "low", "high",
-             "by the formula"],
+            ["drafter", "γ", "α", "α low", "α high", "c", "v", "tok/s", "tok/s low", "tok/s high",
+             "speed-up", "low", "high", "by the formula"],
             rows,
-            "α: accepted ÷ tested, Wilson's 95 % interval. c, v: in plain steps. The n-gram "
-            "drafter guesses only where the text repeats; the formula has guesses in every round, "
-            "so it does not apply. c of the early exit is taken from its own rounds.",
+            "α: accepted ÷ tested, Wilson's 95 % interval. c, v: in plain steps. Speed-up: of "
+            "pairs of runs in turns, so not the quotient of two tok/s. The n-gram drafter guesses "
+            "only where the text repeats; the formula has guesses in every round, so it does not "
+            "apply. c of the early exit is taken from its own rounds.",
         )  # fmt: skip
 
     def conclude(self, findings: Findings) -> None:
