@@ -62,6 +62,19 @@ def test_refusals_are_one_sentence(arguments: tuple[str, ...], sentence: str) ->
     assert result.stdout == ""
 
 
+def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    result = {"format": 1, "experiment": "budget", "title": "", "question": "", "claim": "",
+              "seconds": 1.0, "passed": False, "checks": [], "predictions": [], "quick": True,
+              "started": "", "conditions": {}, "try_this": []}  # fmt: skip
+    (tmp_path / "budget").mkdir()
+    (tmp_path / "budget" / "result.json").write_text(json.dumps(result))
+    refused = lab("report", str(tmp_path), "--output", str(tmp_path))
+    assert refused.returncode == 2
+    assert f"cannot be written to {tmp_path}: Is a directory." in refused.stderr
+    assert ".tmp" not in refused.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["budget"]
+
+
 def test_a_text_that_is_none_and_a_model_that_is_none_are_one_sentence(tmp_path: Path) -> None:
     for option, value in (("--model", "no/such-model.gguf"), ("--text", str(tmp_path / "none"))):
         result = lab("run", "kv-cache", "--quick", option, value, "--offline", "--out",

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.lab.experiments.heads import Heads
+from headrace.errors import UsageError
+from headrace.lab.experiments.heads import Heads, alone
 from headrace.lab.heads.decoding import Speed, decode_bound
 from headrace.lab.heads.findings import Outcome, findings
 from headrace.lab.heads.pictures import draw
@@ -137,6 +138,16 @@ def test_the_picture_is_drawn(tmp_path: Path):
     with plots.figure(tmp_path / "heads.png", 2, 2) as (_, axes):
         draw(axes, outcome(losses))
     assert 10_000 < (tmp_path / "heads.png").stat().st_size < 120_000
+
+
+def test_two_runs_never_share_checkpoints(tmp_path: Path):
+    with alone(tmp_path / "heads"), pytest.raises(UsageError, match="Another run is training"):
+        alone(tmp_path / "heads").__enter__()
+    with alone(tmp_path / "heads"):
+        assert (tmp_path / "heads").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="set HEADRACE_CACHE"):
+        alone(tmp_path / "file" / "heads").__enter__()
 
 
 def test_describing_the_experiment_does_not_load_torch():

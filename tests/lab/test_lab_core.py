@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import math
 import os
@@ -284,6 +285,17 @@ def test_a_report_of_a_damaged_result_is_one_sentence(
             file.write_text(json.dumps(damaged))
             with contextlib.suppress(UsageError):
                 report_module.report(tmp_path)
+    figure = data["figures"][0]
+    for value in (
+        {"seconds": 10**400},  # no float
+        {"figures": [figure] * 1000},
+        {"figures": [figure | {"file": "../dice/dice.png"}]},
+        {"figures": [figure | {"file": "\x1b[2J.png"}]},
+    ):
+        file.write_text(json.dumps(data | value))
+        with pytest.raises(UsageError, match="is damaged") as caught:
+            report_module.report(tmp_path)
+        assert str(caught.value).isprintable()
     file.write_text(json.dumps(data | {"experiment": "../../else"}))
     with pytest.raises(UsageError, match="is a result of another experiment"):
         report_module.report(tmp_path)
@@ -302,6 +314,44 @@ def test_runs_that_end_at_once_leave_the_last_and_the_one_before(tmp_path: Path)
     assert {p.name for p in tmp_path.iterdir()} == {"dice", "dice.previous"}
     seeds = {(tmp_path / name / "seed").read_text() for name in ("dice", "dice.previous")}
     assert len(seeds) == 2
+
+
+def test_what_killed_runs_left_goes_with_the_next_and_what_runs_stays(tmp_path: Path) -> None:
+    left, alive, other = (tmp_path / name for name in (".dice.killed00", ".dice.alive000", ".die"))
+    for directory in (left, alive, other):
+        directory.mkdir()
+        (directory / "prediction.json").touch()
+    (tmp_path / ".dice.linked00").symlink_to(other)
+    handle = os.open(alive, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+
+    class Looking(Dice):
+        def check(self, lab: Lab) -> list[Check]:
+            runner._sweep(tmp_path, "dice")  # another run begins
+            return super().check(lab)
+
+    run(Looking(), Settings(), tmp_path)
+    os.close(handle)
+    assert not left.exists()
+    assert (alive / "prediction.json").exists()
+    assert (other / "prediction.json").exists()
+    assert (tmp_path / "dice" / "result.json").exists()
+
+
+def test_a_full_disk_is_one_sentence_and_keeps_what_was_there(tmp_path: Path) -> None:
+    run(Dice(), Settings(), tmp_path)
+
+    class Full(Dice):
+        def measure(self, lab: Lab, predicted: Mapping[str, Prediction]) -> Findings:
+            lab.spent.append(spent)
+            Path("/dev/full").write_text("no room")
+            raise AssertionError("written to a full disk")
+
+    spent = tmp_path / "checkpoints"
+    spent.mkdir()
+    with pytest.raises(UsageError, match=r"cannot be written below .*: No space left on device"):
+        run(Full(), Settings(), tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == {"dice", "checkpoints"}
 
 
 def _place(out: Path, seed: int) -> None:

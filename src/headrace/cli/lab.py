@@ -142,8 +142,11 @@ def report(
 
     page = make_report(directory)
     target = output or directory / "report.html"
-    with atomic_write(target) as file:
-        file.write(page.encode("utf-8", "replace"))
+    try:
+        with atomic_write(target) as file:
+            file.write(page.encode("utf-8", "replace"))
+    except OSError as error:
+        raise UsageError(f"The report cannot be written to {target}: {error.strerror}.") from None
     typer.echo(str(target))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -61,7 +61,7 @@ class Lab:
         default_model: str = "smollm2-135m",
     ) -> None:
         self.settings = settings
-        self.model = settings.model or default_model
+        self.model = default_model if settings.model is None else settings.model
         self.out = out
         self._progress = progress
         self._reporter = reporter or Silent()
@@ -70,6 +70,10 @@ class Lab:
         self._rates: list[MachineRates] = []
         #: What an experiment's check found and its measurement uses again.
         self.kept: dict[str, Any] = {}
+        #: Held, as a lock, until the result is in its place or the run has failed.
+        self.held = ExitStack()
+        #: Directories outside `out` that nobody needs once the result is in its place.
+        self.spent: list[Path] = []
 
     @property
     def quick(self) -> bool:
@@ -82,7 +86,8 @@ class Lab:
     @cached_property
     def threads(self) -> int:
         """Worker threads: as chosen, else all CPUs that this process may use."""
-        return self.settings.threads or Machine.probe(os.environ).num_cpus
+        chosen = self.settings.threads
+        return Machine.probe(os.environ).num_cpus if chosen is None else chosen
 
     def random(self, stream: int = 0) -> np.random.Generator:
         """Random numbers of this run's seed; another stream, other numbers."""

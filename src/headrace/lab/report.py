@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from headrace.lab.result import FILE, Result, read_result
 
 #: A figure is a few hundred kilobytes at most.
 _MOST_IMAGE_BYTES = 4 << 20
+#: An experiment draws a few; a page of hundreds opens nowhere.
+_MOST_FIGURES = 32
+_FIGURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,80}\.png")
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #fff; --soft: #f3f4f6; --line: #d5d9de;
   --good: #00614a; --bad: #a33a00; --open: #57606a; }
@@ -56,7 +60,8 @@ def report(directory: Path) -> str:
     try:
         body = [_summary(results)]
         body += [_section(result, directory / result.name) for result in results]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError,
+            RecursionError) as error:  # fmt: skip
         raise UsageError(
             f"A {FILE} below {directory} is damaged ({type(error).__name__}: {error}); run the "
             "experiments again."
@@ -126,6 +131,8 @@ def _section(result: Result, directory: Path) -> str:
     ]
     if data["passed"]:
         parts += [_predictions(data), _conclusions(data)]
+        if len(data["figures"]) > _MOST_FIGURES:
+            raise ValueError(f"{len(data['figures'])} figures")
         parts += [_figure(figure, directory) for figure in data["figures"]]
         parts += [_table(t["name"], t["columns"], t["rows"], t["note"]) for t in data["tables"]]
         parts += [f'<p class="small">{_text(note)}</p>' for note in data["notes"]]
@@ -158,7 +165,9 @@ def _conclusions(data: dict[str, Any]) -> str:
 
 def _figure(figure: dict[str, Any], directory: Path) -> str:
     """The PNG inside the page; only one that lies in the run's own directory."""
-    path = directory / Path(figure["file"]).name
+    if not _FIGURE.fullmatch(figure["file"]):
+        raise ValueError("a figure's file name")
+    path = directory / figure["file"]
     try:
         image = read_small_file(path, _MOST_IMAGE_BYTES)
     except ModelFileError as error:

@@ -1,17 +1,20 @@
 """One run: predict → check → measure → verdict → files.
 
 Files appear whole: everything is written to a directory beside the final one, which then takes its
-place; the result that was there before is kept as NAME.previous.
+place; the result that was there before is kept as NAME.previous. What a killed run left beside it
+goes with the next one: a run holds a lock on its directory as long as it lives.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,27 +46,21 @@ def run(
             f"The check of {experiment.name} does not look for the fault {settings.inject}; it "
             f"looks for {known}."
         )
-    _make_directory(out)
-    work = Path(tempfile.mkdtemp(prefix=f".{experiment.name}.", dir=out))
-    try:
-        result = _run(experiment, settings, work, listener, reporter)
-        _replace(work, out / experiment.name)
+    with _work_directory(out, experiment.name) as work:
+        expected_s = experiment.quick_s if settings.quick else experiment.full_s
+        progress = Progress(experiment.name, expected_s, listener)
+        lab = Lab(settings, work, progress, reporter, experiment.default_model)
+        with lab.held:
+            result = _run(experiment, lab)
+            _replace(work, out / experiment.name)
+            for directory in lab.spent:
+                shutil.rmtree(directory, ignore_errors=True)
         return result
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
-def _run(
-    experiment: Experiment,
-    settings: Settings,
-    work: Path,
-    listener: Listener,
-    reporter: Reporter | None,
-) -> Result:
+def _run(experiment: Experiment, lab: Lab) -> Result:
     started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-    expected_s = experiment.quick_s if settings.quick else experiment.full_s
-    progress = Progress(experiment.name, expected_s, listener)
-    lab = Lab(settings, work, progress, reporter, experiment.default_model)
+    settings = lab.settings
     if settings.text is not None:
         _ = lab.text  # a file that is no text is told before anything takes time
     lab.tell("predicting")
@@ -94,31 +91,71 @@ def _run(
         seconds=time.monotonic() - clock,
     )
     lab.write_json(FILE, result.data)
-    (work / "findings.md").write_text(findings_page(result), encoding="utf-8")
+    (lab.out / "findings.md").write_text(findings_page(result), encoding="utf-8")
     return result
 
 
-def _make_directory(out: Path) -> None:
+@contextlib.contextmanager
+def _work_directory(out: Path, name: str) -> Iterator[Path]:
+    """A new directory in `out` for one run, locked, and gone at the end. Raises UsageError where
+    `out` cannot be written, or is full by now."""
     try:
         out.mkdir(parents=True, exist_ok=True)
+        with _turn(out):
+            _sweep(out, name)
+            work = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=out))
+            alive = os.open(work, os.O_RDONLY)
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(alive, fcntl.LOCK_EX)
     except OSError as error:
         raise UsageError(f"--out {out}: {error.strerror}; name another directory.") from None
+    try:
+        yield work
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        raise UsageError(
+            f"The run cannot be written below {out}: {error.strerror}; name another --out."
+        ) from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        os.close(alive)
+
+
+def _sweep(out: Path, name: str) -> None:
+    """Removes what killed runs of this experiment left: directories that nobody holds."""
+    for left in out.glob(f".{name}.????????"):
+        with contextlib.suppress(OSError):
+            if left.is_symlink() or not left.is_dir():
+                continue
+            handle = os.open(left, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(handle)
 
 
 def _replace(work: Path, final: Path) -> None:
-    """Puts `work` in the place of `final`, which becomes NAME.previous. Another run that ends now
-    waits for its turn."""
+    """Puts `work` in the place of `final`, which becomes NAME.previous."""
     work.chmod(0o755)
     previous = final.with_name(f"{final.name}.previous")
-    turn = os.open(final.parent, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(turn, fcntl.LOCK_EX)
+    with _turn(final.parent):
         if os.path.lexists(final):
             if previous.is_symlink() or previous.is_file():
                 previous.unlink()
             shutil.rmtree(previous, ignore_errors=True)
             final.rename(previous)
         work.rename(final)
+
+
+@contextlib.contextmanager
+def _turn(out: Path) -> Iterator[None]:
+    """Another run that begins or ends in `out` now waits for its turn."""
+    turn = os.open(out, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(turn, fcntl.LOCK_EX)
+        yield
     finally:
         os.close(turn)

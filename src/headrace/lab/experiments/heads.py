@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
-import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from headrace import __version__
 from headrace.bench.gate import CheckFailed
 from headrace.engine.model import OpenModel, open_model
+from headrace.errors import UsageError
 from headrace.formats.cache_dirs import atomic_write, cache_root
 from headrace.lab.experiment import Experiment
 from headrace.lab.heads.decoding import decode_bound, measure
@@ -113,6 +115,7 @@ class Heads(Experiment):
     def measure(self, lab: Lab, predicted: Mapping[str, Prediction]) -> Findings:
         plan = _plan(lab)
         directory = _work_directory(lab, plan)
+        lab.held.enter_context(alone(directory))
         with lab.stage("training", 0.88):
             tokens, tokenizer_json = _prepared(lab, plan, directory)
             text, recall = _train(lab, plan, directory)
@@ -127,7 +130,7 @@ class Heads(Experiment):
         found = findings(outcome)
         with lab.figure("variants", CAPTION, ALT, rows=2, columns=2) as (_, axes):
             draw(axes, outcome)
-        shutil.rmtree(directory)
+        lab.spent.append(directory)
         return found
 
 
@@ -146,6 +149,31 @@ def _work_directory(lab: Lab, plan: Plan) -> Path:
     what = json.dumps([lab.text.sha256, sizes, lab.seed, __version__], sort_keys=True)
     digest = hashlib.sha256(what.encode()).hexdigest()[:16]
     return cache_root() / "lab" / f"heads-{digest}"
+
+
+@contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """Holds a directory of checkpoints, which is made where there is none. Raises UsageError while
+    another run holds it."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = (directory / "lock").open("a")
+    except OSError as error:
+        raise UsageError(
+            f"{directory} cannot be written: {error.strerror}; set HEADRACE_CACHE to another "
+            "directory."
+        ) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"Another run is training these models (in {directory}); wait for its end, or give "
+                "another --seed."
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
 
 
 def _prepared(lab: Lab, plan: Plan, directory: Path) -> tuple[TextTokens, str]:
