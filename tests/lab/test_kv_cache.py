@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from headrace.lab.experiments.kv_cache import _distance, _totals
+from headrace.lab.experiments.kv_cache import _growth, _totals
 from headrace.lab.parts.kv_memory import BLOCK, CHECK_VALUES, KVShape, variations, write_cache
 from headrace.lab.parts.memory import FreshProcesses, anonymous_bytes, peak_of
 from headrace.lab.parts.random_model import random_model
@@ -69,7 +69,9 @@ def test_totals_of_steps_that_lie_on_a_line() -> None:
         assert b - a == pytest.approx(d - c)
 
 
-def test_rows_that_differ_in_bits_alone_are_infinitely_apart() -> None:
-    plus, minus = np.zeros(3, np.float32), -np.zeros(3, np.float32)
-    assert _distance(plus, minus) == float("inf")
-    assert _distance(plus, plus + np.float32(0.5)) == 0.5
+def test_growth_is_that_of_each_run_and_its_width_that_between_runs() -> None:
+    lengths = [64, 256, 512, 1024]
+    runs = [[1.0, *(3e-6 * s**e for s in lengths[1:])] for e in (1.9, 2.0, 2.2)]
+    found = _growth(lengths, runs)
+    assert found.ends == pytest.approx((2.0, 1.9, 2.2))
+    assert found.n == 3
