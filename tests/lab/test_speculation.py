@@ -107,3 +107,5 @@ def test_figures_worked_out_by_hand() -> None:
     table = found.table()
     rates = {row[0]: row[table.columns.index("tok/s")] for row in table.rows}
     assert rates == pytest.approx({PLAIN: 10, WRONG: 8, NOISED: 9, DRAFT: 15, REPLAY: 24})
+    ratios = [9 / 10 / (2.0269 / 1.75), 1.5 / (2.71 / 1.75), 2.4 / (3 / 1.25)]
+    assert measured["formula"].value == pytest.approx(math.prod(ratios) ** (1 / 3))

@@ -26,7 +26,9 @@ NOISE = 0.3
 PLAIN, WRONG, NGRAM, REPLAY = "plain", "never right", "n-gram", "always right"
 EARLY_EXIT, NOISED, DRAFT = "early exit", "draft model, noised", "draft model"
 _MAX_MODEL_LEN = 1024
-PROMPT = '''Here is a Python function:
+#: What the target is asked, one after the other: some answers repeat their prompt, some do not.
+PROMPTS = (
+    '''Here is a Python function:
 
 def area(width, height):
     """The area of a rectangle."""
@@ -36,7 +38,45 @@ def area(width, height):
 
 Write the same function again with the names width and height changed to a and b, and then write \
 five tests of it with pytest.
-'''
+''',
+    """# A queue of limited size, for several threads.
+class BoundedQueue:
+    def __init__(self, size):
+""",
+    """Explain in plain words what a hash table is, when it is slow, and what it is used for.
+
+A hash table
+""",
+    """SELECT customers.name, SUM(orders.total) AS spent
+FROM customers JOIN orders ON orders.customer_id = customers.id
+GROUP BY customers.name;
+
+The same query, for orders of the year 2024 alone, the ten highest first:
+""",
+    """Translate this C function to Python.
+
+int count_words(const char *text) {
+    int words = 0, inside = 0;
+    for (; *text; text++) {
+        if (*text == ' ' || *text == '\\n') inside = 0;
+        else if (!inside) { inside = 1; words++; }
+    }
+    return words;
+}
+""",
+    """import argparse
+
+def main():
+    parser = argparse.ArgumentParser(description="Resize all pictures of a directory.")
+""",
+    '''def fibonacci(n):
+    """The first n Fibonacci numbers as a list."""
+''',
+    """{"name": "Ada", "born": 1815, "field": "mathematics"}
+{"name": "Alan", "born": 1912, "field": "logic"}
+{"name": "Grace", "born": 1906, "field": "compilers"}
+""",
+)
 
 
 def draft_model_of(lab: Lab) -> OpenModel:
@@ -61,7 +101,8 @@ class Run:
 
 
 class Bench:
-    """A target with every drafter at hand. drafters: name → how it guesses."""
+    """A target with every drafter at hand. drafters: name → how it guesses. prompt: one of prompts;
+    remember anew after another was set."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
@@ -88,7 +129,8 @@ class Bench:
         self.engine = lab.fault.engine(
             self._executor, vocabulary_of(target), self._config, draft=self._switch
         )
-        self.prompt = target.tokenizer.encode(PROMPT, add_special=True)
+        self.prompts = [target.tokenizer.encode(p, add_special=True) for p in PROMPTS]
+        self.prompt = self.prompts[0]
         self._draft = draft
 
     @property
