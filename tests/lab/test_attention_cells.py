@@ -58,8 +58,8 @@ def test_naive_holds_two_matrices_and_tiled_none() -> None:
 def test_memory_is_measured_as_predicted() -> None:
     problem = Problem(1024, 4)
     with FreshProcesses(["headrace.lab.parts.attention_cells"]) as fresh:
-        naive = fresh.call(measure, NAIVE, problem, 1, 1)
-        tiled = fresh.call(measure, TILED, problem, 1, 1)
+        naive = fresh.call(measure, NAIVE, problem, 1)
+        tiled = fresh.call(measure, TILED, problem, 1)
     assert naive.peak_bytes == pytest.approx(problem.peak_bytes(NAIVE), rel=0.05)
     assert tiled.peak_bytes < problem.peak_bytes(TILED) + (2 << 20)
     assert max(naive.error, tiled.error) < 2e-6

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING
 
 from headrace.lab.experiment import Experiment
@@ -11,10 +13,11 @@ from headrace.lab.parts.memory import FreshProcesses
 from headrace.lab.plots import style
 from headrace.lab.statistics import (
     Interval,
-    PowerFit,
     exact,
     fit_power,
+    largest,
     median_interval,
+    ratio_interval,
     resolved,
 )
 from headrace.lab.values import Check, Findings, Kind, Prediction, Table
@@ -26,7 +29,7 @@ from headrace.verify.result import RungResult
 from headrace.verify.subject import Subject
 
 if TYPE_CHECKING:
-    from headrace.lab.parts.attention_cells import Cell, Problem, Way
+    from headrace.lab.parts.attention_cells import Problem, Way
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
 #: Growth is fitted from here on: below, fixed costs weigh.
@@ -58,7 +61,7 @@ class Attention(Experiment):
         "numbers), a tiled one's grows with S (about 60 MB). The gain is memory traffic, not other "
         "mathematics (FlashAttention, NeurIPS 2022)."
     )
-    quick_s, full_s = 60.0, 300.0
+    quick_s, full_s = 75.0, 500.0
     faults = ("mask-off-by-one", "kv-head-map", "window-edge")
     try_this = (
         "headrace lab run attention (not --quick): 12 heads; naive attention at 8,192 positions "
@@ -111,9 +114,8 @@ class Attention(Experiment):
                 _least_ratio(_problem(lab, _AT), lab.rates()),
                 "×",
                 "twice the operations (nothing masked is skipped), and scores and probabilities "
-                "each written and read once at the read bandwidth",
-                Kind.AT_LEAST,
-                tolerance=1.1,
+                "each written and read once at the read bandwidth; both as near to their peak",
+                tolerance=1.5,
             )
         )
         batch, heads, length = _TOLD
@@ -149,7 +151,7 @@ class Attention(Experiment):
         found = Findings()
         with FreshProcesses(["headrace.lab.parts.attention_cells"]) as fresh:
             with lab.stage("cells", 0.85):
-                cells = dict(_cells(lab, fresh, 3 if lab.quick else 7))
+                cells = _measure(lab, fresh, 5 if lab.quick else 7)
             with lab.stage("what people are told", 0.15):
                 _measure_told(lab, fresh, found)
         _report(lab, cells, found)
@@ -230,21 +232,46 @@ def _rung(name: str, rung: Callable[[Subject], RungResult], subject: Subject) ->
 # ---- cells --------------------------------------------------------------------------------------
 
 
-def _cells(
-    lab: Lab, fresh: FreshProcesses, repetitions: int
-) -> Iterator[tuple[tuple[str, int], Cell | None]]:
-    """By (way, length), short ones first; None where there was no memory for it."""
+@dataclass(slots=True)
+class _Cells:
+    """One way at one length, by round: median seconds of a call, highest bytes beside the inputs,
+    error from float64."""
+
+    seconds: list[float] = field(default_factory=list)
+    peaks: list[float] = field(default_factory=list)
+    errors: list[float] = field(default_factory=list)
+
+
+#: By way and length; without those that memory was too short for.
+_Found = Mapping[str, Mapping[int, _Cells]]
+
+
+def _measure(lab: Lab, fresh: FreshProcesses, rounds: int) -> _Found:
+    """All cells in every round, short ones first, each in a process of its own: so that a slow
+    minute hits all of them, and what one process was given (pages, a core) is drawn anew."""
     from headrace.lab.parts.attention_cells import run_cell
 
-    done, work = 0.0, float(sum(s * s for s in LENGTHS))
-    for length in LENGTHS:
-        for way in _ways():
-            lab.tell(f"{way.name}, S = {length}", done / work)
-            cell = run_cell(
-                fresh, way, _problem(lab, length), threads=lab.threads, repetitions=repetitions
-            )
-            yield (way.name, length), cell
-        done += length * length
+    found: dict[str, dict[int, _Cells]] = {way.name: {} for way in _ways()}
+    missing = set[tuple[str, int]]()
+    work = float(rounds * sum(s * s for s in LENGTHS))
+    done = 0.0
+    for _ in range(rounds):
+        for length in LENGTHS:
+            for way in _ways():
+                lab.tell(f"{way.name}, S = {length}", done / work)
+                cell = run_cell(fresh, way, _problem(lab, length), threads=lab.threads)
+                if cell is None:
+                    missing.add((way.name, length))
+                    continue
+                cells = found[way.name].setdefault(length, _Cells())
+                cells.seconds.append(median(cell.seconds))
+                cells.peaks.append(float(cell.peak_bytes))
+                cells.errors.append(cell.error)
+            done += length * length
+    return {
+        name: {s: cells for s, cells in own.items() if (name, s) not in missing}
+        for name, own in found.items()
+    }
 
 
 def _measure_told(lab: Lab, fresh: FreshProcesses, found: Findings) -> None:
@@ -255,7 +282,7 @@ def _measure_told(lab: Lab, fresh: FreshProcesses, found: Findings) -> None:
     rows: list[list[str | float | int | None]] = []
     held = {}
     for key, way in zip(("told_naive", "told_tiled"), _told_ways(), strict=True):
-        cell = run_cell(fresh, way, problem, threads=lab.threads, repetitions=1)
+        cell = run_cell(fresh, way, problem, threads=lab.threads)
         expected = problem.peak_bytes(way) + problem.input_bytes(way)
         if cell is None:
             found.notes.append(f"{way.name}: left out, there is not enough free memory for it.")
@@ -280,120 +307,117 @@ def _measure_told(lab: Lab, fresh: FreshProcesses, found: Findings) -> None:
         )
 
 
-def _report(lab: Lab, cells: Mapping[tuple[str, int], Cell | None], found: Findings) -> None:
-    times: dict[str, PowerFit] = {}
-    sizes: dict[str, PowerFit] = {}
+def _report(lab: Lab, cells: _Found, found: Findings) -> None:
+    times, sizes = _growths(cells, "seconds"), _growths(cells, "peaks")
     for way in _ways():
-        there = [(s, c) for s in LENGTHS if (c := cells[way.name, s]) is not None]
-        fitted = [(s, c) for s, c in there if s >= FIT_FROM]
-        calls = [(s, seconds) for s, c in fitted for seconds in c.seconds]
-        times[way.name] = fit_power(*zip(*calls, strict=True))
-        sizes[way.name] = fit_power(
-            [s for s, _ in fitted], [float(c.peak_bytes) for _, c in fitted]
-        )
         if way.format is KVFormat.F32:
-            found.measured[f"time_{way.kind}"] = times[way.name].exponent
-            found.measured[f"memory_{way.kind}"] = sizes[way.name].exponent
+            for key, growths in (("time", times), ("memory", sizes)):
+                if way.name in growths:
+                    found.measured[f"{key}_{way.kind}"] = growths[way.name]
         for s in LENGTHS:
-            if cells[way.name, s] is None:
+            if s not in cells[way.name]:
                 found.notes.append(f"{way.name}, S = {s}: left out, memory was too short.")
     found.tables.append(_table(lab, cells))
-    naive, tiled, sdpa = (_seconds(cells, name, _AT) for name in ("naive", "tiled", "SDPA"))
-    if naive is not None and tiled is not None:
-        slower = _ratio(naive, tiled)
-        found.measured["slower"] = slower
+    at = {name: own[_AT].seconds for name, own in cells.items() if _AT in own}
+    if "naive" in at and "tiled" in at:
+        slower = found.measured["slower"] = ratio_interval(at["naive"], at["tiled"])
         found.conclude(
-            f"At S = {_AT:,} naive attention took {slower.value:.1f}× as long as tiled "
-            f"({slower.low:.1f} … {slower.high:.1f}), same numbers in float32.",
-            resolved(naive, tiled),
+            f"At S = {_AT:,} naive attention took {slower:.1f}× as long as tiled, in float32.",
+            slower.low > 1 or slower.high < 1,
         )
-    if tiled is not None and sdpa is not None:
-        other = _ratio(sdpa, tiled)
+    if "SDPA" in at and "tiled" in at:
+        other = ratio_interval(at["SDPA"], at["tiled"])
         found.conclude(
-            f"torch's SDPA took {other.value:.2f}× as long as our kernel ({other.low:.2f} … "
-            f"{other.high:.2f}) at S = {_AT:,} in float32.",
-            resolved(sdpa, tiled),
+            f"torch's SDPA took {other:.2f}× as long as our kernel at S = {_AT:,} in float32.",
+            other.low > 1 or other.high < 1,
         )
-    quadratic, linear = sizes["naive"].exponent, sizes["tiled"].exponent
-    found.conclude(
-        f"Memory grows as S^{quadratic.value:.2f} ({quadratic.low:.2f} … {quadratic.high:.2f}) "
-        f"naive and S^{linear.value:.2f} ({linear.low:.2f} … {linear.high:.2f}) tiled.",
-        resolved(quadratic, linear),
-    )
-    slow, quick = times["naive"].exponent, times["tiled"].exponent
-    found.conclude(
-        f"Time grows as S^{slow.value:.2f} ({slow.low:.2f} … {slow.high:.2f}) naive and "
-        f"S^{quick.value:.2f} ({quick.low:.2f} … {quick.high:.2f}) tiled, from {FIT_FROM} on.",
-        resolved(slow, quick),
-    )
+    for what, growths in (("Memory", sizes), ("Time", times)):
+        if "naive" in growths and "tiled" in growths:
+            one, two = growths["naive"], growths["tiled"]
+            found.conclude(
+                f"{what} grows as S^{one:.2f} naive and S^{two:.2f} tiled, from {FIT_FROM:,} to "
+                f"{LENGTHS[-1]:,}"
+                + ("." if resolved(one, two) else ": which grows faster is open."),
+                resolved(one, two),
+            )
+    worst = {
+        way: largest(error for own in cells[way.name].values() for error in own.errors)
+        for way in _ways()
+    }
+    told = ", ".join(f"{way.name} {error:.1e}" for way, error in worst.items())
+    found.conclude(f"Largest error from float64 ÷ largest result at all these lengths: {told}.")
     _draw(cells, times, sizes, lab)
 
 
-def _table(lab: Lab, cells: Mapping[tuple[str, int], Cell | None]) -> Table:
+def _growths(cells: _Found, what: str) -> dict[str, Interval]:
+    """By way: the exponent of a power law from FIT_FROM on, each round fitted by itself. A way with
+    fewer than two such lengths is left out."""
+    growths = {}
+    for name, own in cells.items():
+        x = [s for s in own if s >= FIT_FROM]
+        if len(x) > 1:
+            rounds = zip(*(getattr(own[s], what) for s in x), strict=True)
+            growths[name] = median_interval([fit_power(x, y).exponent.value for y in rounds])
+    return growths
+
+
+def _table(lab: Lab, cells: _Found) -> Table:
     rows: list[list[str | float | int | None]] = []
-    numbers: list[int] = []
+    interval = None
     for way in _ways():
         for s in LENGTHS:
-            cell = cells[way.name, s]
-            if cell is None:
+            own = cells[way.name].get(s)
+            if own is None:
                 rows.append([way.name, s, *[None] * 6])
                 continue
-            seconds = median_interval(cell.seconds)
-            numbers.append(seconds.n)
+            interval = median_interval(own.seconds)
             rows.append(
                 [
                     way.name,
                     s,
-                    *(round(1e3 * v, 3) for v in (seconds.value, seconds.low, seconds.high)),
-                    round(cell.peak_bytes / 2**20, 2),
+                    *(round(1e3 * v, 3) for v in interval.ends),
+                    round(median(own.peaks) / 2**20, 2),
                     round(_problem(lab, s).peak_bytes(way) / 2**20, 2),
-                    float(f"{cell.error:.2g}"),
+                    float(f"{largest(own.errors):.2g}"),
                 ]
             )
     return Table(
         "cells",
         ["attention", "S", "ms", "low", "high", "peak MiB", "needed MiB", "error"],
         rows,
-        f"One sequence, {_problem(lab, 1).heads} heads of 64, causal, {lab.threads} threads; "
-        f"{min(numbers, default=0)} … {max(numbers, default=0)} calls, median; low, high: range of "
-        f"few, 95 % interval of six or more. Peak: highest resident memory of a fresh process "
-        f"beside the inputs, to about 1 MiB; needed: what the formula says. Error: largest "
-        f"|Δ| from float64 ÷ largest result.",
+        f"One sequence, {_problem(lab, 1).heads} heads of 64, causal, {lab.threads} threads. "
+        f"Low, high: {interval.what if interval else 'none'}, over "
+        f"{interval.n if interval else 0} rounds, each the median call of a fresh "
+        f"process. Peak: highest resident memory beside the inputs, to about 1 MiB; needed: what "
+        f"the formula says. Error: largest |Δ| from float64 ÷ largest result.",
     )
 
 
 def _draw(
-    cells: Mapping[tuple[str, int], Cell | None],
-    times: Mapping[str, PowerFit],
-    sizes: Mapping[str, PowerFit],
-    lab: Lab,
+    cells: _Found, times: Mapping[str, Interval], sizes: Mapping[str, Interval], lab: Lab
 ) -> None:
     with lab.figure(
         "growth",
         "Time and peak memory of one attention over length, with the exponents fitted from "
         f"S = {FIT_FROM} on.",
-        "All ways take time like S squared; the naive one also takes memory like S squared, the "
-        "others like S.",
+        "Left: milliseconds over length by way of computing; right: peak memory over length. The "
+        "legends name the fitted exponents.",
         columns=2,
     ) as (_, axes):
         for number, way in enumerate(_ways()):
-            there = [(s, c) for s in LENGTHS if (c := cells[way.name, s]) is not None]
-            x = [s for s, _ in there]
-            seconds = [median_interval(c.seconds) for _, c in there]
+            own = cells[way.name]
+            x, seconds = list(own), [median_interval(c.seconds).scaled(1e3) for c in own.values()]
             axes[0].errorbar(
                 x,
-                [1e3 * i.value for i in seconds],
-                yerr=[
-                    [1e3 * (i.value - i.low) for i in seconds],
-                    [1e3 * (i.high - i.value) for i in seconds],
-                ],
-                label=f"{way.name}: S^{times[way.name].exponent.value:.2f}",
+                [i.value for i in seconds],
+                yerr=[[i.value - i.low for i in seconds], [i.high - i.value for i in seconds]],
+                label=_label(way.name, times),
                 **style(number),
             )
             axes[1].plot(
                 x,
-                [max(c.peak_bytes, 1 << 16) / 2**20 for _, c in there],
-                label=f"{way.name}: S^{sizes[way.name].exponent.value:.2f}",
+                [max(median(c.peaks), 1 << 16) / 2**20 for c in own.values()],
+                label=_label(way.name, sizes),
                 **style(number),
             )
         axes[0].set_ylabel("ms")
@@ -406,22 +430,5 @@ def _draw(
             axis.legend(fontsize=8)
 
 
-# ---- small things -------------------------------------------------------------------------------
-
-
-def _seconds(
-    cells: Mapping[tuple[str, int], Cell | None], name: str, length: int
-) -> Interval | None:
-    cell = cells[name, length]
-    return None if cell is None else median_interval(cell.seconds)
-
-
-def _ratio(over: Interval, under: Interval) -> Interval:
-    """Of two that were not measured in turns: as far apart as their ends allow."""
-    return Interval(
-        over.value / under.value,
-        over.low / under.high,
-        over.high / under.low,
-        min(over.n, under.n),
-        "ratio of medians, ends of both ranges",
-    )
+def _label(name: str, growths: Mapping[str, Interval]) -> str:
+    return f"{name}: S^{growths[name].value:.2f}" if name in growths else name

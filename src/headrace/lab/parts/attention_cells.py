@@ -32,8 +32,8 @@ Floats = npt.NDArray[np.float32]
 _BLOCK = 16
 #: Rows of queries that are compared with float64, evenly spread, the last one among them.
 _MOST_ROWS = 256
-#: A short call is repeated for so many seconds, or so often.
-_LEAST_S, _MOST_REPETITIONS = 0.25, 31
+#: A call is repeated so often at least, a short one for so many seconds, or so often.
+_LEAST_REPETITIONS, _LEAST_S, _MOST_REPETITIONS = 2, 0.1, 15
 #: A cell that would take more than this share of the free memory is left out.
 _MEMORY_SHARE = 0.5
 
@@ -97,18 +97,16 @@ class Cell:
     error: float
 
 
-def run_cell(
-    fresh: FreshProcesses, way: Way, problem: Problem, *, threads: int, repetitions: int
-) -> Cell | None:
-    """In a fresh process; None where memory is too short for it. repetitions: at least."""
+def run_cell(fresh: FreshProcesses, way: Way, problem: Problem, *, threads: int) -> Cell | None:
+    """In a fresh process; None where memory is too short for it."""
     free = Machine.probe(os.environ).free_bytes
     needed = problem.peak_bytes(way) + problem.input_bytes(way)
     if free is not None and needed > _MEMORY_SHARE * free:
         return None
-    return fresh.call(measure, way, problem, threads, repetitions)
+    return fresh.call(measure, way, problem, threads)
 
 
-def measure(way: Way, problem: Problem, threads: int, repetitions: int) -> Cell:
+def measure(way: Way, problem: Problem, threads: int) -> Cell:
     """What a fresh process does."""
     torch.set_num_threads(threads)
     small = Problem(64, problem.heads, problem.dim, problem.batch)
@@ -118,7 +116,7 @@ def measure(way: Way, problem: Problem, threads: int, repetitions: int) -> Cell:
     peak, _ = peak_of(call)
     seconds: list[float] = []
     result: object = None
-    while len(seconds) < repetitions or (
+    while len(seconds) < _LEAST_REPETITIONS or (
         sum(seconds) < _LEAST_S and len(seconds) < _MOST_REPETITIONS
     ):
         del result
