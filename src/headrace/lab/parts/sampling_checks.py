@@ -11,7 +11,7 @@ import numpy.typing as npt
 from headrace.engine import sampler
 from headrace.engine.params import SamplingParams
 from headrace.lab.parts.sampling_model import Candidates, candidates, stages
-from headrace.lab.statistics import chi_square
+from headrace.lab.statistics import chi_square, largest
 from headrace.lab.values import Check
 from headrace.verify.probe import run_requests
 from headrace.verify.subject import Subject
@@ -41,7 +41,7 @@ _STATES, _POSITIONS = 32, 600
 
 def stages_are_the_definition(rows: Rows, num_ids: int) -> Check:
     """Candidates, probabilities and entropy after every stage, against float64 numpy."""
-    worst, compared, wrong_sets = 0.0, 0, 0
+    errors, compared, wrong_sets = list[float](), 0, 0
     for row in rows:
         start = candidates(row, num_ids)
         for params in _PARAMS:
@@ -55,8 +55,9 @@ def stages_are_the_definition(rows: Rows, num_ids: int) -> Check:
                 want = expected[stage.name]
                 compared += 1
                 wrong_sets += stage.after.num_candidates != len(want.ids)
-                worst = max(worst, abs(stage.after.entropy - want.entropy))
-                worst = max(worst, _worst_probability(stage.after.top, want))
+                errors.append(abs(stage.after.entropy - want.entropy))
+                errors.append(_worst_probability(stage.after.top, want))
+    worst = largest(errors)
     passed = compared > 0 and wrong_sets == 0 and worst <= TOLERANCE
     detail = (
         f"{compared} stages on {len(rows)} positions: {wrong_sets} other candidate sets, largest "
@@ -68,7 +69,7 @@ def stages_are_the_definition(rows: Rows, num_ids: int) -> Check:
 def _worst_probability(top: Sequence[tuple[int, float]], want: Candidates) -> float:
     pairs = zip(want.ids.tolist(), want.probabilities.tolist(), strict=True)
     expected: dict[int, float] = dict(pairs)
-    return max(abs(p - expected.get(token, 2.0)) for token, p in top)
+    return largest(abs(p - expected.get(token, 2.0)) for token, p in top)
 
 
 def draws_follow_the_law(rows: Rows, num_ids: int, seed: int) -> list[Check]:
