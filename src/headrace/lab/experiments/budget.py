@@ -14,7 +14,7 @@ from headrace.engine.model import native_executor, vocabulary_of
 from headrace.lab.experiment import Experiment
 from headrace.lab.lab import Lab
 from headrace.lab.plots import style
-from headrace.lab.statistics import Interval, exact, median_interval
+from headrace.lab.statistics import Interval, exact, median_interval, ratio_interval
 from headrace.lab.values import Cell, Check, Findings, Prediction, Table
 from headrace.lab.values import Kind as Meant
 from headrace.limits.plan import Row, ask, plan
@@ -23,6 +23,7 @@ from headrace.limits.plan.engines import engines_for
 from headrace.limits.plan.formats import main_format
 from headrace.limits.plan.hardware import find_hardware
 from headrace.limits.plan.local import local_hardware
+from headrace.limits.rates import MachineRates
 from headrace.limits.workloads import decode_limit
 from headrace.verify.ladder import run_ladder
 
@@ -69,10 +70,7 @@ class Budget(Experiment):
     )
 
     def predict(self, lab: Lab) -> list[Prediction]:
-        rates = lab.rates()
-        bound = decode_limit(
-            lab.costs(cache_bytes=rates.llc_bytes), rates, _STEPS, depth=_DEPTH
-        ).bound_s / _STEPS  # fmt: skip
+        bound_s = _bound_s(lab, lab.rates())
         paper, fewer = _published(), _published(("num_kv_heads=8",))
         gain = (fewer[256].total_tok_per_s or 0) / (paper[64].total_tok_per_s or 1)
         how = "closed forms (--formula paper), against the sum over the model's own program"
@@ -89,7 +87,7 @@ class Budget(Experiment):
             ),
             Prediction(
                 "local tpot", f"this machine: ms per token at {_DEPTH} positions, batch 1",
-                1e3 * bound, "ms", "bound at the rates just probed: nothing can be faster",
+                1e3 * bound_s, "ms", "bound at the rates just probed: nothing can be faster",
                 Meant.AT_LEAST, tolerance=1.1,
             ),
         ]  # fmt: skip
@@ -114,9 +112,10 @@ class Budget(Experiment):
         rates = [fewer[256].total_tok_per_s, default[64].total_tok_per_s]
         findings.measured["gain"] = exact((rates[0] or 0.0) / (rates[1] or 1.0))
         with lab.stage("timing this machine", 0.6):
-            findings.measured["local tpot"] = tpot = _timed(lab)
+            seconds, bounds = _timed(lab)
+        tpot = findings.measured["local tpot"] = median_interval(seconds).scaled(1e3)
         present, absent = _tables(lab, findings)
-        self._conclude(findings, predicted["local tpot"], tpot, absent)
+        self._conclude(findings, tpot, ratio_interval(bounds, seconds).scaled(100), absent)
         _draw(lab)
         findings.notes.append(
             "Times of hardware that was not measured are bounds at the rates that its maker "
@@ -127,16 +126,14 @@ class Budget(Experiment):
     def _conclude(
         self,
         findings: Findings,
-        bound: Prediction,
         tpot: Interval,
+        share: Interval,
         absent: Sequence[BudgetTable],
     ) -> None:
-        share = bound.value / tpot.value
         findings.conclude(
-            f"This machine takes {tpot.value:.2f} ms per token ({tpot.low:.2f} … {tpot.high:.2f}); "
-            f"the bound was {bound.value:.2f} ms, so {100 * share:.0f} % of what was possible "
-            f"({100 * bound.value / tpot.high:.0f} … {100 * bound.value / tpot.low:.0f}).",
-            resolved=tpot.low > bound.value,
+            f"This machine takes {tpot:.2f} ms per token: {share:.0f} % of what its bandwidth, "
+            "probed before each run, allowed.",
+            resolved=share.high < 100,
         )
         for table in absent:
             fitting = [r for r in table.rows if r.fits]
@@ -205,18 +202,25 @@ def _grows() -> Check:
 # ---- measurements and tables ---------------------------------------------------------------------
 
 
-def _timed(lab: Lab) -> Interval:
-    """Milliseconds per token of the run's model on this machine."""
+def _timed(lab: Lab) -> tuple[list[float], list[float]]:
+    """Seconds per token of the run's model on this machine, and the bounds as probed before each
+    run."""
     case = Case(Kind.DECODE, 0, _STEPS, depth=_DEPTH)
     model = lab.open()
     config = make_config(model, [case], Settings(), lab.threads)
     engine = Engine(native_executor(model.program, config), vocabulary_of(model), config)
     run_case(engine, case)  # warms up
-    samples = []
+    seconds, bounds = [], []
     for _ in range(7 if lab.quick else 20):
-        samples.append(1e3 * run_case(engine, case).seconds / _STEPS)
-        lab.rates()
-    return median_interval(samples)
+        bounds.append(_bound_s(lab, lab.rates()))
+        seconds.append(run_case(engine, case).seconds / _STEPS)
+    return seconds, bounds
+
+
+def _bound_s(lab: Lab, rates: MachineRates) -> float:
+    """Least seconds of such a token."""
+    costs = lab.costs(cache_bytes=rates.llc_bytes)
+    return decode_limit(costs, rates, _STEPS, depth=_DEPTH).bound_s / _STEPS
 
 
 def _tables(lab: Lab, findings: Findings) -> tuple[list[BudgetTable], list[BudgetTable]]:

@@ -23,7 +23,14 @@ from headrace.lab.experiment import Experiment
 from headrace.lab.lab import Lab
 from headrace.lab.parts.number_formats import Moved, Sizes, affine, compare, in_format, sizes
 from headrace.lab.plots import style
-from headrace.lab.statistics import Interval, exact, mean_interval, median_interval, resolved
+from headrace.lab.statistics import (
+    Interval,
+    exact,
+    mean_interval,
+    median_interval,
+    ratio_interval,
+    resolved,
+)
 from headrace.lab.values import Cell, Check, Findings, Prediction, Table
 from headrace.limits.workloads import decode_limit, prefill_limit
 from headrace.models.load import LoadedModel
@@ -136,11 +143,11 @@ class Formats(Experiment):
             _speed(lab, found)
         by_name = {own.name: own for own in found}
         for a, b in _TG_RATIOS:
-            findings.measured[f"tg {a}/{b}"] = _ratio(by_name[a].tg, by_name[b].tg)
-        findings.measured["pp q4_0/q8_0"] = _ratio(by_name["q4_0"].pp, by_name["q8_0"].pp)
+            findings.measured[f"tg {a}/{b}"] = ratio_interval(by_name[a].tg, by_name[b].tg)
+        findings.measured["pp q4_0/q8_0"] = ratio_interval(by_name["q4_0"].pp, by_name["q8_0"].pp)
         for a, b in (("q4_0", "q5_0"), ("q5_0", "q8_0")):
-            pairs = zip(by_name[a].moved, by_name[b].moved, strict=True)
-            findings.measured[f"kl {a}/{b}"] = median_interval([x.kl / y.kl for x, y in pairs])
+            kls = ([m.kl for m in by_name[name].moved] for name in (a, b))
+            findings.measured[f"kl {a}/{b}"] = ratio_interval(*kls)
         findings.tables += [_quality_table(found), _speed_table(found)]
         _conclude(findings, found)
         _draw(lab, found)
@@ -280,10 +287,6 @@ def _speed(lab: Lab, found: Sequence[_Format]) -> None:
                 own.tg.append(tg.num_tokens / tg.seconds)
 
 
-def _ratio(over: Sequence[float], under: Sequence[float]) -> Interval:
-    return median_interval([a / b for a, b in zip(over, under, strict=True)])
-
-
 # ---- tables, conclusions, picture ----------------------------------------------------------------
 
 
@@ -321,7 +324,8 @@ def _speed_table(found: Sequence[_Format]) -> Table:
         ["format", "real, MB", f"PP{_PROMPT}, tok/s", "low", "high", f"TG{_STEPS}, tok/s", "low ",
          "high "],
         rows,
-        f"Batch 1, TG behind {_DEPTH} positions; {len(found[0].pp)} repetitions in turns.",
+        f"Batch 1, TG behind {_DEPTH} positions; {len(found[0].pp)} repetitions in turns; low, "
+        f"high: {median_interval(found[0].pp).what}.",
     )  # fmt: skip
 
 
@@ -336,36 +340,41 @@ def _conclude(findings: Findings, found: Sequence[_Format]) -> None:
     """Formats by size, the larger of each pair of neighbours against the smaller."""
     ordered = sorted(found, key=lambda own: -own.sizes.real)
     for larger, smaller in pairwise(ordered):
-        ratio = _ratio(smaller.tg, larger.tg)
+        ratio = ratio_interval(smaller.tg, larger.tg)
         saved = 100 * (1 - smaller.sizes.real / larger.sizes.real)
         if saved < 1:
             continue
-        figures = f"{ratio.value:.2f} × ({ratio.low:.2f} … {ratio.high:.2f})"
         clear = ratio.low > 1 or ratio.high < 1
         word = "faster" if ratio.low > 1 else "slower" if ratio.high < 1 else "faster or slower"
         findings.conclude(
             f"{smaller.name} has {saved:.0f} % fewer bytes than {larger.name} and decodes {word}: "
-            f"{figures}.",
+            f"{ratio:.2f} × its tokens per second.",
             clear,
         )
     floor = next(own for own in found if own.name == "file")
     kl = _kl(floor)
     if all(FORMATS[name].block_size > 1 for name in floor.sizes.formats):
         findings.conclude(
-            f"The file as it is has the reference's very weights and yet a KL of {kl.value:.2g} "
-            f"({kl.low:.2g} … {kl.high:.2g}): what rounding activations to int8 "
-            "costs, with weights that lose nothing."
+            f"The file as it is has the reference's very weights and yet a KL of {kl:.2g}: what "
+            "rounding activations to int8 costs, with weights that lose nothing."
         )
     quantised = [own for own in ordered if own.name not in (_REFERENCE, "file")]
     for larger, smaller in pairwise(quantised):
         a, b = _kl(larger), _kl(smaller)
         if not resolved(a, b):
             findings.conclude(
-                f"whether {smaller.name} moves predictions more than {larger.name}: KL "
-                f"{b.value:.2g} ({b.low:.2g} … {b.high:.2g}) against {a.value:.2g} "
-                f"({a.low:.2g} … {a.high:.2g}).",
+                f"whether {smaller.name} moves predictions more than {larger.name}: KL {b:.2g} "
+                f"against {a:.2g}.",
                 False,
             )
+    higher = {own.name: mean_interval([m.more_loss for m in own.moved]) for own in quantised}
+    worse = [name for name, more in higher.items() if more.low > 0]
+    same = [name for name, more in higher.items() if more.low <= 0]
+    findings.conclude(
+        f"Perplexity is above that of f32 for {', '.join(worse) or 'none'}"
+        + (f"; for {', '.join(same)} that is open." if same else "."),
+        bool(worse),
+    )
 
 
 def _draw(lab: Lab, found: Sequence[_Format]) -> None:
@@ -374,7 +383,7 @@ def _draw(lab: Lab, found: Sequence[_Format]) -> None:
         "over chunks. Right: generated tokens per second; crosses: what the bytes alone would give "
         "from f32."
     )
-    alt = "Left: KL falls as size grows; right: tokens per second fall as size grows"
+    alt = "Left: KL to f32 by format, log axis; right: tokens per second by format"
     ordered = sorted(found, key=lambda own: (own.sizes.real, own.name))
     places = range(len(ordered))
     reference = next(own for own in found if own.name == _REFERENCE)

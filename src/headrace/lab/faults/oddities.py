@@ -12,7 +12,7 @@ import numpy as np
 from headrace.engine.core import Engine
 from headrace.lab.lab import Lab
 from headrace.lab.parts.tiny import tiny_model
-from headrace.lab.statistics import Interval, exact, median_interval
+from headrace.lab.statistics import Interval, exact, median_interval, ratio_interval
 from headrace.lab.values import Findings, Table
 from headrace.limits.bound import bound
 from headrace.limits.rates import MachineRates
@@ -38,8 +38,7 @@ class _Timed:
 
     @property
     def gain(self) -> Interval:
-        pairs = zip(self.recomputed, self.cached, strict=True)
-        return median_interval([a / b for a, b in pairs])
+        return ratio_interval(self.recomputed, self.cached)
 
 
 def promised_gain(costs: CostModel, rates: MachineRates, history: int) -> float:
@@ -65,17 +64,21 @@ def measure_gains(lab: Lab, findings: Findings) -> None:
             findings.conclude(*_sentence(subject.name, history, gain))
     columns = ["model", "positions", "cached, ms", "no cache, ms", "gain", "low", "high"]
     findings.tables.append(
-        Table("cache against no cache", columns, rows, "Whole steps of the engine, batch 1.")
+        Table(
+            "cache against no cache",
+            columns,
+            rows,
+            f"Whole steps of the engine, batch 1; low, high: {gain.what}, {gain.n} runs in turns.",
+        )
     )
 
 
 def _sentence(name: str, history: int, gain: Interval) -> tuple[str, bool]:
-    figures = f"{gain.value:.2f} × ({gain.low:.2f} … {gain.high:.2f})"
-    if gain.low > 1:
-        return f"{name}, {history} positions: the cache makes a step {figures} faster.", True
-    if gain.high < 1:
-        return f"{name}, {history} positions: the cache makes a step slower, {figures}.", True
-    return f"{name}, {history} positions: whether the cache gains anything, {figures}.", False
+    return (
+        f"{name}, {history} positions: a step without the cache takes {gain:.2f} times as long as "
+        "one with it.",
+        gain.low > 1 or gain.high < 1,
+    )
 
 
 def _time(subject: Subject, history: int, rounds: int) -> _Timed:

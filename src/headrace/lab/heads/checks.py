@@ -11,6 +11,7 @@ from headrace.engine.model import OpenModel
 from headrace.engine.params import SamplingParams
 from headrace.errors import UsageError
 from headrace.lab.heads.variants import EQUAL, NAMES, Plan, num_parameters, spread
+from headrace.lab.statistics import largest
 from headrace.lab.training.batch import windows
 from headrace.lab.training.model import Trainee
 from headrace.lab.training.objective import cross_entropy
@@ -58,11 +59,11 @@ def training_is_reference(plan: Plan, name: str, seed: int) -> Check:
     logits = torch.cat(reference.logits(batch.tokens.tolist()))
     expected = torch.nn.functional.cross_entropy(logits, torch.from_numpy(batch.targets).flatten())
     expected.backward()  # type: ignore[no-untyped-call]
-    worst = abs(float((found - expected).detach()))
+    errors = [abs(float((found - expected).detach()))]
     for n, p in model.parameters.items():
         assert p.grad is not None
-        scale = float(p.grad.abs().max())
-        worst = max(worst, float((p.grad - own[n]).abs().max()) / scale)
+        errors.append(float((p.grad - own[n]).abs().max() / p.grad.abs().max()))
+    worst = largest(errors)
     detail = f"max relative |Δ| {worst:.2g} over the loss and {len(own)} gradients, float64"
     return Check(f"{name}: training = reference", worst <= _FLOAT64, detail)
 
