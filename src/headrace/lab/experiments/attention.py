@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from headrace.lab.experiment import Experiment
 from headrace.lab.lab import Lab
 from headrace.lab.parts.memory import FreshProcesses
+from headrace.lab.parts.rungs import rung_checks
 from headrace.lab.plots import style
 from headrace.lab.statistics import (
     Interval,
@@ -24,9 +25,6 @@ from headrace.lab.values import Check, Findings, Kind, Prediction, Table
 from headrace.limits.rates import MachineRates
 from headrace.ops.counts import visible_pairs
 from headrace.ops.kv import KVFormat
-from headrace.verify.exact import chunked
-from headrace.verify.result import RungResult
-from headrace.verify.subject import Subject
 
 if TYPE_CHECKING:
     from headrace.lab.parts.attention_cells import Problem, Way
@@ -140,12 +138,7 @@ class Attention(Experiment):
         with lab.stage("every way against float64", 0.3):
             checks = [_close(lab, length) for length in _CHECKED]
         with lab.stage("the kernel inside a model", 0.7):
-            subject = lab.subject()
-            checks.append(_rung("whole = chunked", chunked, subject))
-            from headrace.verify.op_by_op import op_by_op
-
-            checks.append(_rung("op by op", op_by_op, subject))
-        return checks
+            return checks + rung_checks(lab.subject(), ["whole = chunked", "op by op"])
 
     def measure(self, lab: Lab, predicted: Mapping[str, Prediction]) -> Findings:
         found = Findings()
@@ -217,16 +210,6 @@ def _close(lab: Lab, length: int) -> Check:
                 passed &= own <= 2 * plain + rounding
                 told.append(f"{way.kind} {own:.1e}")
     return Check(f"S = {length}: equal within rounding", passed, ", ".join(told))
-
-
-def _rung(name: str, rung: Callable[[Subject], RungResult], subject: Subject) -> Check:
-    """A rung of the ladder as a check; one that raises has failed."""
-    try:
-        result = rung(subject)
-    except Exception as error:
-        return Check(name, False, f"{type(error).__name__}: {error}")
-    told = f"max |Δ| {result.max_abs_error:.3g}, bound {result.bound:.3g}; {result.detail}"
-    return Check(name, result.passed, told)
 
 
 # ---- cells --------------------------------------------------------------------------------------
@@ -322,13 +305,13 @@ def _report(lab: Lab, cells: _Found, found: Findings) -> None:
     if "naive" in at and "tiled" in at:
         slower = found.measured["slower"] = ratio_interval(at["naive"], at["tiled"])
         found.conclude(
-            f"At S = {_AT:,} naive attention took {slower:.1f}× as long as tiled, in float32.",
+            f"At S = {_AT:,} naive attention took {slower:.1f} times as long as tiled, in float32.",
             slower.low > 1 or slower.high < 1,
         )
     if "SDPA" in at and "tiled" in at:
         other = ratio_interval(at["SDPA"], at["tiled"])
         found.conclude(
-            f"torch's SDPA took {other:.2f}× as long as our kernel at S = {_AT:,} in float32.",
+            f"torch's SDPA took {other:.2f} times as long as our kernel at S = {_AT:,} in float32.",
             other.low > 1 or other.high < 1,
         )
     for what, growths in (("Memory", sizes), ("Time", times)):

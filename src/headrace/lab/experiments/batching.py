@@ -275,15 +275,15 @@ def _report_trace(lab: Lab, work: Plan, runs: dict[str, list[Served]], found: Fi
         found.measured["utilisation_continuous"].value / found.measured["utilisation_static"].value
     )
     found.conclude(
-        f"Continuous batching served this trace {gain:.2f}× as fast as static, the texts being "
-        f"equal; its slots were {busier:.2f}× as busy."
+        f"Continuous batching served this trace {gain:.2f} times as fast as static, the texts "
+        f"being equal; its slots were {busier:.2f}× as busy."
         + " Time gains less than slots do: a step with few sequences is cheaper."
         * (gain.low > 1 and gain.high < busier),
         gain.low > 1 or gain.high < 1,
     )
     found.conclude(
-        f"With static batching the median request of this trace waited {sooner:.1f}× as long for "
-        f"its first token.",
+        f"With static batching the median request of this trace waited {sooner:.1f} times as long "
+        f"for its first token.",
         sooner.low > 1 or sooner.high < 1,
     )
     _draw_slots(lab, runs)
@@ -442,8 +442,8 @@ def _report_steps(lab: Lab, steps: dict[int, _Step], found: Findings) -> None:
     late, gain = slower[32], more[32]
     both = late.low > 1 and gain.low > 1
     found.conclude(
-        f"At batch 32 each token comes {late:.1f}× as late as alone, and {gain:.1f}× as many come "
-        f"per second{': latency worse, throughput better' if both else ''}.",
+        f"At batch 32 each token comes {late:.1f} times as late as alone, and {gain:.1f} times as "
+        f"many come per second{': latency worse, throughput better' if both else ''}.",
         both,
     )
     _draw_steps(lab, steps, share)

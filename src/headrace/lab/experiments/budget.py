@@ -13,6 +13,7 @@ from headrace.engine.core import Engine
 from headrace.engine.model import native_executor, vocabulary_of
 from headrace.lab.experiment import Experiment
 from headrace.lab.lab import Lab
+from headrace.lab.parts.rungs import rung_checks
 from headrace.lab.plots import style
 from headrace.lab.statistics import Interval, exact, median_interval, ratio_interval
 from headrace.lab.values import Cell, Check, Findings, Prediction, Table
@@ -25,7 +26,6 @@ from headrace.limits.plan.hardware import find_hardware
 from headrace.limits.plan.local import local_hardware
 from headrace.limits.rates import MachineRates
 from headrace.limits.workloads import decode_limit
-from headrace.verify.ladder import run_ladder
 
 #: Models whose files fit this machine, and four that are planned from their descriptions alone.
 PRESENT = ("smollm2-135m", "gemma3-270m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
@@ -96,11 +96,7 @@ class Budget(Experiment):
         paper, fewer = _published(), _published(("num_kv_heads=8",))
         checks = [_value(*one) for one in _published_values(paper, fewer)]
         checks.append(_grows())
-        report = run_ladder(lab.subject(), reference=False, only=lambda name: name == _RUNG)
-        return checks + [
-            Check(r.name, r.passed, f"max |Δ| {r.max_abs_error:g}, {r.detail}")
-            for r in report.rungs
-        ]
+        return checks + rung_checks(lab.subject(), [_RUNG])
 
     def measure(self, lab: Lab, predicted: Mapping[str, Prediction]) -> Findings:
         findings = Findings()

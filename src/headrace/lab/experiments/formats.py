@@ -22,6 +22,7 @@ from headrace.engine.model import native_executor, vocabulary_of
 from headrace.lab.experiment import Experiment
 from headrace.lab.lab import Lab
 from headrace.lab.parts.number_formats import Moved, Sizes, affine, compare, in_format, sizes
+from headrace.lab.parts.rungs import rung_checks
 from headrace.lab.plots import style
 from headrace.lab.statistics import (
     Interval,
@@ -41,7 +42,6 @@ from headrace.quant.dequantize import dequantize_bytes
 from headrace.quant.formats import FORMATS, NumberFormat
 from headrace.quant.quantize import quantize
 from headrace.verify.faults import NO_FAULT
-from headrace.verify.ladder import run_ladder
 from headrace.verify.probe import GREEDY, run_requests
 from headrace.verify.subject import Subject
 
@@ -129,11 +129,7 @@ class Formats(Experiment):
             *_round_trips(lab),
         ]
         subject = _subject(lab, in_format(lab.open().program, "q4_0", lab.threads), faulty=True)
-        report = run_ladder(subject, reference=False, only=lambda name: name in _RUNGS)
-        return checks + [
-            Check(f"q4_0: {r.name}", r.passed, f"max |Δ| {r.max_abs_error:g}, {r.detail}")
-            for r in report.rungs
-        ]
+        return checks + rung_checks(subject, _RUNGS, "q4_0: ")
 
     def measure(self, lab: Lab, predicted: Mapping[str, Prediction]) -> Findings:
         findings = Findings()

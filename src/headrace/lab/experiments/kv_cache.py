@@ -385,8 +385,8 @@ def _report_steps(lab: Lab, steps: _Steps, found: Findings) -> None:
         )
     )
     found.conclude(
-        f"A cached step takes {slope.scaled(1e9):.0f} ns longer per position: {grown:.2f}× as long "
-        f"at {lengths[-1]:,} positions as at {lengths[0]:,}.",
+        f"A cached step takes {slope.scaled(1e9):.0f} ns longer per position: {grown:.2f} times as "
+        f"long at {lengths[-1]:,} positions as at {lengths[0]:,}.",
         slope.low > 0 and grown.low > 1,
     )
     found.conclude(
@@ -501,7 +501,7 @@ def _measure_answers(
             ]
         )
         found.conclude(
-            f"At {prompt} + {output} tokens the cache made the answer {speed_up:.1f}× as fast"
+            f"At {prompt} + {output} tokens the cache made the answer {speed_up:.1f} times as fast"
             f"{'' if anew else _of_what(output, slow, sums)}; people are told "
             f"{low:.0f}-{high:.0f}×.{_compared(steps, speed_up, low, high)}",
             speed_up.low > 1,
@@ -535,7 +535,7 @@ def _of_what(output: int, slow: Interval, sums: Interval | None) -> str:
     )
     if sums is None:
         return told
-    return f"{told} (such a sum was {sums:.2f}× what the short answer took)"
+    return f"{told} (such a sum was {sums:.2f} times what the short answer took)"
 
 
 def _compared(steps: _Steps, speed_up: Interval, low: float, high: float) -> str:
@@ -547,8 +547,8 @@ def _compared(steps: _Steps, speed_up: Interval, low: float, high: float) -> str
     ratio = ratio_interval(steps.anew[at], steps.cached[at])
     return (
         f" It is the cost of many positions over that of one: here a step of {steps.lengths[at]} "
-        f"tokens takes {ratio:.0f}× as long as a step of one; where that is less, a cache saves "
-        f"less."
+        f"tokens takes {ratio:.0f} times as long as a step of one; where that is less, a cache "
+        f"saves less."
     )
 
 

@@ -14,6 +14,7 @@ from headrace.engine.model import native_executor, vocabulary_of
 from headrace.lab.experiment import Experiment
 from headrace.lab.lab import Lab
 from headrace.lab.parts.roof_points import Point, draw, of_kinds, points_of, table_of
+from headrace.lab.parts.rungs import rung_checks
 from headrace.lab.statistics import Interval, median_interval
 from headrace.lab.values import Check, Findings, Prediction
 from headrace.lab.values import Kind as Meant
@@ -24,7 +25,6 @@ from headrace.ops.cost import CostModel
 from headrace.ops.counts import Chunk, StepCost
 from headrace.ops.kv import KVFormat
 from headrace.ops.recording import Linear
-from headrace.verify.ladder import run_ladder
 
 _PROMPT = 512
 _BATCH = 16
@@ -135,12 +135,7 @@ class Roofline(Experiment):
         return predictions
 
     def check(self, lab: Lab) -> list[Check]:
-        subject = lab.subject()
-        report = run_ladder(subject, reference=False, only=lambda name: name in QUICK_RUNGS)
-        return [
-            Check(rung.name, rung.passed, f"max |Δ| {rung.max_abs_error:g}, {rung.detail.strip()}")
-            for rung in report.rungs
-        ]
+        return rung_checks(lab.subject(), QUICK_RUNGS)
 
     def measure(self, lab: Lab, predicted: Mapping[str, Prediction]) -> Findings:
         steps = _steps()

@@ -11,6 +11,7 @@ from headrace.engine.model import OpenModel
 from headrace.engine.params import SamplingParams
 from headrace.errors import UsageError
 from headrace.lab.heads.variants import EQUAL, NAMES, Plan, num_parameters, spread
+from headrace.lab.parts.rungs import rung_checks
 from headrace.lab.statistics import largest
 from headrace.lab.training.batch import windows
 from headrace.lab.training.model import Trainee
@@ -19,7 +20,7 @@ from headrace.lab.values import Check
 from headrace.ops.program import Program
 from headrace.ops.reference import ReferenceModel
 from headrace.verify.faults import NO_FAULT, Fault, find_fault
-from headrace.verify.op_by_op import op_by_op
+from headrace.verify.ladder import REFERENCE_RUNGS
 from headrace.verify.reference import native_is_reference
 from headrace.verify.subject import Subject
 from headrace.verify.workload import QUICK
@@ -121,12 +122,7 @@ def greedy_check(label: str, model: OpenModel, prompts: list[str], bound: float)
 
 
 def _rungs(label: str, subject: Subject) -> list[Check]:
-    checks = []
-    for rung in (native_is_reference, op_by_op):
-        result = rung(subject)
-        detail = f"{result.max_abs_error:.3g} of {result.bound:.3g}; {result.detail}"
-        checks.append(Check(f"{label}: {result.name}", result.passed, detail))
-    return checks
+    return rung_checks(subject, REFERENCE_RUNGS, f"{label}: ")
 
 
 def _fault(name: str | None, program: Program) -> Fault:
