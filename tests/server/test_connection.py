@@ -12,7 +12,8 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from headrace.server.connection import Connection, ConnectionLimits, watch_time
+from headrace.connection import Connection, ConnectionLimits, watch_time
+from headrace.server.errors import wording
 from raw_http import RawClient, exchange, request
 
 LIMITS = ConnectionLimits(
@@ -67,7 +68,7 @@ def server() -> Iterator[tuple[str, App, uvicorn.Server]]:
     app = App()
     config = uvicorn.Config(
         app, port=0, lifespan="off", ws="none", log_config=None,
-        http=functools.partial(Connection, LIMITS), timeout_graceful_shutdown=1,
+        http=functools.partial(Connection, LIMITS, wording=wording), timeout_graceful_shutdown=1,
     )  # fmt: skip
     running = uvicorn.Server(config)
 

@@ -12,6 +12,7 @@ import re
 from dataclasses import fields
 from typing import Any
 
+from headrace.connection import Refusal
 from headrace.engine.params import SamplingParams
 from headrace.errors import (
     CapacityError,
@@ -111,6 +112,11 @@ def api_error(error: HeadraceError) -> ApiError:
         case PromptError() | CapacityError():
             return invalid(message)
     return ApiError(500, message)
+
+
+def wording(refusal: Refusal) -> tuple[str, bytes]:
+    """What a connection refuses looks like any other refusal."""
+    return "application/json", ApiError(refusal.status, refusal.message).to_bytes()
 
 
 def named_field(message: str) -> str | None:

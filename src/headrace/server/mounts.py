@@ -15,6 +15,8 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headrace.connection import is_under
+
 
 class Mounted(Protocol):
     """An ASGI application with a life of its own."""
@@ -49,8 +51,3 @@ class Crossroads:
             await send({"type": "websocket.close", "code": 1008})
             return
         await self._api(scope, receive, send)
-
-
-def is_under(path: str, prefix: str) -> bool:
-    """Whether a path is a prefix, or below it."""
-    return path == prefix or path.startswith(prefix + "/")

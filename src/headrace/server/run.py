@@ -17,18 +17,19 @@ from collections.abc import Callable, Iterator, Mapping
 
 import uvicorn
 
-from headrace.engine.core import Engine
-from headrace.engine.model import OpenModel
-from headrace.errors import HeadraceError, UsageError
-from headrace.server.app import build_app
-from headrace.server.connection import (
+from headrace.connection import (
     Connection,
     ConnectionLimits,
     connection_type,
     watch_time,
 )
+from headrace.engine.core import Engine
+from headrace.engine.model import OpenModel
+from headrace.errors import HeadraceError, UsageError
+from headrace.server.app import build_app
 from headrace.server.context import Context
 from headrace.server.door import Door
+from headrace.server.errors import wording
 from headrace.server.mounts import Crossroads, MakeMounted, Mounted
 from headrace.server.respond import SHUTDOWN
 from headrace.server.settings import ServeSettings
@@ -77,7 +78,7 @@ def serve(
     )
     config = uvicorn.Config(
         Crossroads(app, mounted) if mounted else app,
-        http=connection_type(limits, tuple(mounted)),
+        http=connection_type(limits, tuple(mounted), wording),
         ws="websockets-sansio" if mounted else "none",
         ws_max_size=MAX_SOCKET_MESSAGE_BYTES,
         ws_per_message_deflate=False,  # it costs more than it saves on a near network

@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.ui.backend import Backend
 from headrace.ui.door.guard import Guard
+from headrace.ui.door.junk import told_in_few_lines
 from headrace.ui.door.sessions import Sessions
 from headrace.ui.facts.lab_desk import LabDesk
 from headrace.ui.registry import PAGES
@@ -77,7 +78,8 @@ class Dashboard:
         async with pages_app.router.lifespan_context(pages_app):
             sweeping = asyncio.create_task(self._sessions.sweep())
             try:
-                yield
+                with told_in_few_lines():
+                    yield
             finally:
                 sweeping.cancel()
                 await self._lab.stop()

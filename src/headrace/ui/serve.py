@@ -14,8 +14,12 @@ import uvicorn
 from starlette.responses import RedirectResponse
 from starlette.types import Receive, Scope, Send
 
+from headrace.connection import ConnectionLimits, connection_type, watch_time
 from headrace.errors import UsageError
 from headrace.ui.app import PREFIX, Dashboard
+
+#: A page takes a connection of its own while it is open, and a few more while it loads.
+LIMITS = ConnectionLimits(reader_s=60.0, max_connections=512)
 
 
 def serve(
@@ -41,6 +45,7 @@ def serve(
 
     config = uvicorn.Config(
         app,
+        http=connection_type(LIMITS, (PREFIX,)),
         ws="websockets-sansio",
         ws_per_message_deflate=False,
         lifespan="off",
@@ -58,7 +63,11 @@ def serve(
         async with dashboard.running():
             shown = f"[{host}]" if ":" in host else host
             told(f"http://{shown}:{listener.getsockname()[1]}{PREFIX}/")
-            await server.serve(sockets=[listener])
+            watching = asyncio.create_task(watch_time(server.server_state.connections))
+            try:
+                await server.serve(sockets=[listener])
+            finally:
+                watching.cancel()
 
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     asyncio.run(run())

@@ -2,7 +2,8 @@
 
 Whatever a stranger could make the server keep is bounded: the size and the time of a request's
 head, the time of its body, requests sent ahead of their turn, connections, and bytes that wait for
-a reader who does not read. Knows no routes; what it refuses looks like any other refusal.
+a reader who does not read. Knows no routes, and no application: what its refusals look like, it is
+told. The server listens with it, and so does `headrace ui`.
 
     waiting ─ first byte ─▶ head ─ blank line ─▶ body ─ last byte ─▶ answer ─▶ waiting
        idle_s              head_s               body_s             the request's own limits
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -24,9 +26,6 @@ from uvicorn.protocols.http.httptools_impl import (
     HttpToolsProtocol,
     RequestResponseCycle,
 )
-
-from headrace.server.errors import ApiError
-from headrace.server.mounts import is_under
 
 #: Seconds between two looks at all connections.
 SWEEP_INTERVAL_S = 1.0
@@ -49,6 +48,25 @@ class ConnectionLimits:
     max_connections: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a client is sent away. status: of HTTP; message: one sentence; retry_after_s: when to
+    come back, where that helps."""
+
+    status: int
+    message: str
+    retry_after_s: int | None = None
+
+
+#: What a refusal looks like: its content type, and its body.
+Wording = Callable[[Refusal], tuple[str, bytes]]
+
+
+def plain_words(refusal: Refusal) -> tuple[str, bytes]:
+    """A line of text."""
+    return "text/plain; charset=utf-8", f"{refusal.message}\n".encode()
+
+
 class Phase(Enum):
     WAITING = auto()
     HEAD = auto()
@@ -58,17 +76,20 @@ class Phase(Enum):
 
 class Connection(HttpToolsProtocol):
     """uvicorn's connection within limits. `check_time` is to be called from time to time.
-    socket_paths: under these it may become a web socket, which is then another object's."""
+    socket_paths: under these it may become a web socket, which is then another object's. wording:
+    of what it refuses."""
 
     def __init__(
         self,
         limits: ConnectionLimits,
         *args: Any,
         socket_paths: tuple[str, ...] = (),
+        wording: Wording = plain_words,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
+        self._wording = wording
         self._socket_paths = socket_paths
         self._phase = Phase.WAITING
         self._since = time.monotonic()
@@ -76,7 +97,7 @@ class Connection(HttpToolsProtocol):
         self._unparsed_head = 0  # bytes that came while the head was not yet complete
         self._upgrading = False
         self._running: RequestResponseCycle | None = None
-        self._refusal: ApiError | None = None
+        self._refusal: Refusal | None = None
         self._unsent = 0
         self._unsent_since = 0.0
 
@@ -84,13 +105,12 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         most = self._limits.max_connections
         if most is not None and len(self.connections) > most:
-            error = ApiError(503, "Too many connections are open.", headers={"Retry-After": "1"})
-            self._refuse(error)
+            self._refuse(Refusal(503, "Too many connections are open.", retry_after_s=1))
 
     def shutdown(self) -> None:
         """The server stops; what has not been sent completely is not waited for."""
         if self._phase in (Phase.HEAD, Phase.BODY):
-            self._refuse(ApiError(503, "The server is shutting down."))
+            self._refuse(Refusal(503, "The server is shutting down."))
         super().shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -121,7 +141,7 @@ class Connection(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError:
-            refusal = self._refusal or ApiError(400, "What came is not a valid HTTP request.")
+            refusal = self._refusal or Refusal(400, "What came is not a valid HTTP request.")
             self._refuse(refusal)
             return
         if self._phase is Phase.HEAD and self._unparsed_head > self._limits.max_head_bytes:
@@ -162,7 +182,7 @@ class Connection(HttpToolsProtocol):
         """Requests ahead of their turn must not hide that the client has left: reading goes on, but
         not without bound."""
         if len(self.cycle.body) > HIGH_WATER_LIMIT:
-            self._refuse(ApiError(400, "Too much was sent ahead of its turn."))
+            self._refuse(Refusal(400, "Too much was sent ahead of its turn."))
         else:
             self.flow.resume_reading()
 
@@ -171,7 +191,7 @@ class Connection(HttpToolsProtocol):
         self._num_head_bytes = 0
         self._enter(Phase.HEAD)
         if len(self.pipeline) >= self._limits.max_ahead:
-            self._stop(ApiError(400, "Too many requests were sent ahead of their turn."))
+            self._stop(Refusal(400, "Too many requests were sent ahead of their turn."))
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -181,7 +201,7 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
         self._count(len(name) + len(value))
         if len(self.headers) > self._limits.max_headers:
-            self._stop(ApiError(431, f"A request may have {self._limits.max_headers} headers."))
+            self._stop(Refusal(431, f"A request may have {self._limits.max_headers} headers."))
 
     def _count(self, num_bytes: int) -> None:
         self._num_head_bytes += num_bytes
@@ -214,17 +234,17 @@ class Connection(HttpToolsProtocol):
 
     # ---- refusals ---------------------------------------------------------------------------
 
-    def _stop(self, refusal: ApiError) -> None:
+    def _stop(self, refusal: Refusal) -> None:
         """Leaves the parser; `data_received` answers."""
         self._refusal = refusal
         raise ValueError(refusal.message)
 
-    def _too_large(self) -> ApiError:
-        return ApiError(
+    def _too_large(self) -> Refusal:
+        return Refusal(
             431, f"The head of a request may have {self._limits.max_head_bytes:,} bytes."
         )
 
-    def _refuse(self, error: ApiError) -> None:
+    def _refuse(self, refusal: Refusal) -> None:
         """Answers and closes; an answer that is under way is cut off instead."""
         if self.transport.is_closing():
             return
@@ -234,12 +254,12 @@ class Connection(HttpToolsProtocol):
             if cycle.response_started or not is_its_body:
                 self.transport.abort()
                 return
-        body = error.to_bytes()
-        lines = [STATUS_LINE[error.status], b"content-type: application/json\r\n"]
+        content_type, body = self._wording(refusal)
+        lines = [STATUS_LINE[refusal.status], f"content-type: {content_type}\r\n".encode()]
         for name, value in self.server_state.default_headers:
             lines += [name, b": ", value, b"\r\n"]
-        for key, text in error.headers.items():
-            lines.append(f"{key}: {text}\r\n".lower().encode())
+        if refusal.retry_after_s is not None:
+            lines.append(b"retry-after: %d\r\n" % refusal.retry_after_s)
         lines.append(b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body))
         self.transport.write(b"".join([*lines, body]))
         self.transport.close()
@@ -253,9 +273,9 @@ class Connection(HttpToolsProtocol):
         if self._stuck(now_s):
             self.transport.abort()
         elif self._phase is Phase.HEAD and waited > limits.head_s:
-            self._refuse(ApiError(408, f"The head did not arrive within {limits.head_s:g} s."))
+            self._refuse(Refusal(408, f"The head did not arrive within {limits.head_s:g} s."))
         elif self._phase is Phase.BODY and waited > limits.body_s:
-            self._refuse(ApiError(408, f"The body did not arrive within {limits.body_s:g} s."))
+            self._refuse(Refusal(408, f"The body did not arrive within {limits.body_s:g} s."))
         elif self._phase is Phase.WAITING and waited > limits.idle_s:
             self.transport.close()
 
@@ -278,13 +298,15 @@ class Connection(HttpToolsProtocol):
 
 
 def connection_type(
-    limits: ConnectionLimits, socket_paths: tuple[str, ...] = ()
+    limits: ConnectionLimits,
+    socket_paths: tuple[str, ...] = (),
+    wording: Wording = plain_words,
 ) -> type[Connection]:
     """Connections under these limits, as uvicorn makes them: from a class."""
 
     class BoundedConnection(Connection):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(limits, *args, socket_paths=socket_paths, **kwargs)
+            super().__init__(limits, *args, socket_paths=socket_paths, wording=wording, **kwargs)
 
     return BoundedConnection
 
@@ -297,3 +319,8 @@ async def watch_time(connections: set[Any], interval_s: float = SWEEP_INTERVAL_S
         for connection in list(connections):
             if isinstance(connection, Connection):  # a web socket has its own pings
                 connection.check_time(now)
+
+
+def is_under(path: str, prefix: str) -> bool:
+    """Whether a path is a prefix, or below it."""
+    return path == prefix or path.startswith(prefix + "/")
