@@ -55,13 +55,22 @@ def _truth(z: np.ndarray, wish: Wish) -> list[np.ndarray]:
     if 0 < wish.top_k < z.size:
         keep[order[wish.top_k :]] = False
     after.append(np.where(keep, p, 0) / p[keep].sum())
+    if wish.typical_p < 1:
+        q = after[-1]
+        surprise = -np.log(np.where(q > 0, q, 1))
+        entropy = float((q * surprise).sum())
+        distance = np.where(q > 0, np.abs(surprise - entropy), np.inf)
+        near = order[np.argsort(distance[order], kind="stable")]
+        number = int(np.searchsorted(np.cumsum(q[near]), wish.typical_p - 1e-13) + 1)
+        keep[near[number:]] = False
+    after.append(np.where(keep, p, 0) / p[keep].sum())
     if wish.top_p < 1:
         q = after[-1]
         number = int(np.searchsorted(np.cumsum(q[order]), wish.top_p - 1e-13) + 1)
         keep[order[number:]] = False
     after.append(np.where(keep, p, 0) / p[keep].sum())
     if wish.min_p > 0:
-        keep &= p >= wish.min_p * p.max()
+        keep &= p >= wish.min_p * p[keep].max()
     after.append(np.where(keep, p, 0) / p[keep].sum())
     return after
 
@@ -90,12 +99,15 @@ def _holds(known: Known, stage: Stage, truth: np.ndarray, error: float) -> None:
     top_k=st.sampled_from([0, 1, 5, 40, 100, NUM_IDS]),
     top_p=st.sampled_from([1.0, 0.1, 0.5, 0.9, 0.999]),
     min_p=st.sampled_from([0.0, 0.001, 0.05, 0.5, 1.0]),
+    typical_p=st.sampled_from([1.0, 1.0, 0.1, 0.5, 0.9, 0.99]),
 )
 def test_exact_where_it_says_so_and_within_its_limits_elsewhere(
-    seed: int, num_named: int, temperature: float, top_k: int, top_p: float, min_p: float
-) -> None:
+    seed: int, num_named: int, temperature: float, top_k: int, top_p: float, min_p: float,
+    typical_p: float,
+) -> None:  # fmt: skip
     z = _row(seed)
-    known, wish = Known.from_trace(_trace(z, num_named)), Wish(temperature, top_k, top_p, min_p)
+    known = Known.from_trace(_trace(z, num_named))
+    wish = Wish(temperature, top_k, top_p, min_p, typical_p)
     for stage, truth in zip(resample(known, wish), _truth(z, wish), strict=True):
         _holds(known, stage, truth, 1e-9)
 
@@ -113,11 +125,25 @@ def test_between_two_temperatures_the_error_is_as_stated(seed: int, temperature:
 
 def test_a_trace_that_names_all_is_exact_at_every_temperature() -> None:
     z = _row(3)[:50]
-    known, wish = Known.from_trace(_trace(z, 50)), Wish(0.737, 7, 0.8, 0.01)
+    known, wish = Known.from_trace(_trace(z, 50)), Wish(0.737, 20, 0.8, 0.01, 0.7)
     stages = resample(known, wish)
     assert not stages[-1].why
     for stage, truth in zip(stages, _truth(z, wish), strict=True):
         _holds(known, stage, truth, 1e-12)
+
+
+def test_typical_is_exact_where_the_nearest_are_named_and_says_so_elsewhere() -> None:
+    """It takes away the most probable one here: the others lie nearer to the entropy."""
+    z = np.log(np.array([0.4] + [0.02] * 30))
+    sure = resample(Known.from_trace(_trace(z, 31)), Wish(1.0, typical_p=0.5))[2]
+    truth = _truth(z, Wish(1.0, typical_p=0.5))[2]
+    assert truth[0] == sure.probabilities[0] == 0
+    np.testing.assert_allclose(sure.probabilities, truth, rtol=1e-12)
+    assert sure.num_candidates == (25, 25)
+    unsure = resample(Known.from_trace(_trace(z, 5)), Wish(1.0, typical_p=0.5, top_p=0.9))
+    assert "typical-p 0.5 depends on candidates beyond the 5" in " ".join(unsure[2].why)
+    assert unsure[-1].why
+    assert unsure[3].num_candidates[0] <= 25 <= unsure[2].num_candidates[1]
 
 
 @pytest.mark.parametrize("wish", [Wish(0.0), Wish(1.0, top_p=0.0), Wish(0.0, 5, 0.9, 0.1)])
@@ -140,7 +166,7 @@ def test_the_order_of_the_default_chain() -> None:
     known = Known.from_trace(_trace(np.array([3.0, 2.0, 1.0]), 3))
     stages = resample(known, Wish(0.5, top_p=0.8))
     assert stages[0].probabilities == pytest.approx((0.867, 0.117, 0.016), abs=5e-4)
-    assert stages[2].probabilities == (1.0, 0.0, 0.0)
+    assert stages[3].probabilities == (1.0, 0.0, 0.0)
     assert stages[1].entropy == pytest.approx(
         -sum(p * math.log(p) for p in stages[0].probabilities)
     )

@@ -23,7 +23,7 @@ def kept_by_top_p(known: Known, temperature: float) -> Line:
     """Candidates left; None where the trace does not tell how many."""
     return Line(
         "top-p",
-        [(p, _number(resample(known, Wish(temperature, top_p=p))[2])) for p in TOP_P],
+        [(p, _number(resample(known, Wish(temperature, top_p=p))[3])) for p in TOP_P],
     )
 
 
@@ -31,7 +31,7 @@ def kept_by_min_p(known: Known, temperature: float) -> Line:
     """As kept_by_top_p."""
     return Line(
         "min-p",
-        [(p, _number(resample(known, Wish(temperature, min_p=p))[3])) for p in MIN_P],
+        [(p, _number(resample(known, Wish(temperature, min_p=p))[4])) for p in MIN_P],
     )
 
 

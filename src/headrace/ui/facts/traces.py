@@ -127,8 +127,8 @@ def _after(before: Shot, after: Shot) -> Shot:
     """A thinning stage scales all that is left by the same factor; that tells what went."""
     if after.name not in ("top_k", "typical", "top_p", "min_p") or not after.ids:
         return after
-    first = after.ids[0]
-    p_before, p_after = before.probability(first), after.probability(first)
+    both = ((before.probability(one), after.probability(one)) for one in after.ids)
+    p_before, p_after = next(((b, a) for b, a in both if b and a), (None, None))
     if not p_before or not p_after:
         return after
     return Shot(

@@ -121,6 +121,8 @@ class _Inspector:
                                   lambda v: self._moved("temperature", v), off_at(0.0, "greedy")),
             "top_k": slider("Top-k", 0, 100, 1, w.top_k,
                             lambda v: self._moved("top_k", int(v)), off_at(0)),
+            "typical_p": slider("Typical-p", 0.05, 1.0, 0.01, w.typical_p,
+                                lambda v: self._moved("typical_p", v), off_at(1.0)),
             "top_p": slider("Top-p", 0.05, 1.0, 0.01, w.top_p,
                             lambda v: self._moved("top_p", v), off_at(1.0)),
             "min_p": slider("Min-p", 0.0, 0.5, 0.01, w.min_p,
@@ -185,6 +187,7 @@ class _Inspector:
         sampling = {
             "temperature": self._wish.temperature,
             "top_k": self._wish.top_k,
+            "typical_p": self._wish.typical_p,
             "top_p": self._wish.top_p,
             "min_p": self._wish.min_p,
             "max_tokens": min(self._num_tokens, MAX_TRACED // self._num_named),
