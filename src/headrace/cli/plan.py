@@ -251,5 +251,7 @@ def _list(form: str) -> None:
     for m in models:
         typer.echo(f"  {m.name:<{width}}  {m.title}")
     typer.echo("\nHardware (-o json has the page, day and words of every number)")
+    typer.echo(f"  {'local':<{width}}  this machine, probed when a plan asks for it; the default")
     for h in hardware:
         typer.echo(f"  {h.name:<{width}}  {hardware_facts(h)}")
+    typer.echo(f"  {'FILE.toml':<{width}}  machines of your own")

@@ -162,6 +162,8 @@ def test_other_forms(machine: str) -> None:
     assert page.count("| round |") == 4
     assert "## Why" in page
     assert planned("--list")["hardware"][0]["numbers"]
+    listed = {line.split()[0] for line in plan_text("--list").splitlines() if line[:2] == "  "}
+    assert {"local", "FILE.toml", "h100", "llama-2-13b"} <= listed
 
 
 def test_an_alias_that_was_not_fetched_is_planned_from_its_description(
@@ -204,6 +206,31 @@ def test_the_cheapest_that_fits_is_chosen() -> None:
     best = min(priced, key=lambda r: r["usd_per_mtok"])
     choice = found["recommendation"]["choice"]
     assert choice.startswith(f"{best['hardware']} with {best['concurrency']} at once")
+
+
+def test_advice_counts_as_the_table_does() -> None:
+    """By the closed forms 64 requests fit, by the program 63 do; each advises by its own."""
+    asked = ("llama-2-13b", "--hardware", "h100", "--ctx", "1k", "--concurrency", "64")
+    for form, fitting in (("paper", 64), ("program", 63)):
+        found = planned(*asked, "--formula", form)
+        (row,) = found["rows"]
+        assert row["max_concurrency"] == fitting
+        steps = {step["title"]: step["text"] for step in found["recommendation"]["steps"]}
+        for title in ("fp8 weights instead of bf16", "a model with 8 KV heads instead of 40"):
+            assert f"{row['memory_bytes']['total'] / 1e9:.1f} → " in steps[title]
+            assert f"{fitting} → " in steps[title]
+        assert f"{row['total_tok_per_s']:,.0f} tok/s together" in steps["continuous batching"]
+
+
+def test_what_is_not_known_is_what_is_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "machines.toml"
+    file.write_text('[roomy]\nkind = "gpu"\nmemory_bytes = 80e9\n[blank]\nkind = "gpu"\n')
+    found = planned("llama-2-13b", "--hardware", str(file))
+    assert "read_bytes_per_s" in found["recommendation"]["choice"]
+    assert "what fits" not in found["recommendation"]["choice"]
+    file.write_text('[blank]\nkind = "gpu"\n')
+    found = planned("llama-2-13b", "--hardware", str(file))
+    assert "memory_bytes" in found["recommendation"]["choice"]
 
 
 def test_advice_follows_the_load(machine: str) -> None:
@@ -278,7 +305,7 @@ def test_the_command_to_start_is_one_and_holds_what_was_planned(concurrency: str
         (["llama-2-13b", "--kv-cache-dtype", "int2"], "bf16, f16 or fp8"),
         (["llama-2-13b", "--ttft", "soon"], "--ttft must be a time"),
         (["llama-2-13b", "--tpot", "0ms"], "--tpot must be a time"),
-        (["llama-2-13b", "--price", "-2"], "--price must be a positive number"),
+        (["llama-2-13b", "--price", "-2"], "--price must be a positive number, as 2.50, not '-2'"),
         (["llama-2-13b", "--set", "kv_heads"], "KEY=VALUE"),
         (["llama-2-13b", "--set", "kv_heads=8"], "did you mean num_kv_heads"),
         (["llama-2-13b", "--set", "num_kv_heads=7"], "does not divide the 40 query heads"),

@@ -117,8 +117,13 @@ def _choice(rows: Sequence[Row]) -> tuple[str, Row | None]:
         best = _nearest(known)
         if any(r.fits for r in known):
             text = "What fits misses the targets; the steps below change most."
-        elif all(r.hardware.memory_bytes is None for r in known):
+        elif all(r.hardware.memory_bytes is None for r in known or rows):
             text = "Nobody can say what fits; say how much there is, as --set memory_bytes=64GB."
+        elif not known:
+            text = (
+                "Nobody can say how fast it is; say what its memory reads per second, as --set "
+                "read_bytes_per_s=1e12."
+            )
         else:
             text = "Nothing asked here fits; the steps below would change that."
         return text, best
@@ -151,7 +156,7 @@ def _nearest(rows: Sequence[Row]) -> Row | None:
 
 
 def _steps(asked: Planner, row: Row) -> Iterator[Advice]:
-    question = replace(asked.question, formula="program", ttft_s=None, tpot_s=None)
+    question = replace(asked.question, ttft_s=None, tpot_s=None)
     planner = asked.asked(question)
     yield _batching(planner, row)
     yield _paging(planner, row)

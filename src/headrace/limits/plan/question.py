@@ -86,7 +86,7 @@ def ask(
     machines = _hardware(hardware, rates) if isinstance(hardware, str) else tuple(hardware)
     machines = tuple(changed_hardware(h, overrides) for h in machines)
     if price is not None:
-        dollars = parse_real(price.removeprefix("$"), "--price")
+        dollars = parse_real(price.removeprefix("$"), "--price", "2.50")
         machines = tuple(replace(h, price_usd_per_hour=dollars) for h in machines)
     num_context, num_prompt, num_output = _lengths(context, prompt, output, program.max_context)
     return Question(

@@ -31,8 +31,9 @@ def parse_counts(text: str, label: str, high: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(counts))
 
 
-def parse_real(text: str, label: str) -> float:
-    """A positive number: 80e9, 80GB (powers of 1000), 16GiB (powers of 1024). Raises UsageError."""
+def parse_real(text: str, label: str, example: str = "80e9 or 80GB") -> float:
+    """A positive number: 80e9, 80GB (powers of 1000), 16GiB (powers of 1024). example: what the
+    error shows. Raises UsageError."""
     match = _REAL.fullmatch(text.strip())
     value = 0.0
     if match is not None:
@@ -40,7 +41,7 @@ def parse_real(text: str, label: str) -> float:
         base = 1024 if prefix.endswith("i") else 1000
         value = float(match[1]) * base ** (1 + _PREFIXES.index(prefix[0]) if prefix else 0)
     if not (0 < value < 1e30 and math.isfinite(value)):
-        raise UsageError(f"{label} must be a positive number, as 80e9 or 80GB, not {text!r}.")
+        raise UsageError(f"{label} must be a positive number, as {example}, not {text!r}.")
     return value
 
 
