@@ -395,7 +395,7 @@ def _report_steps(lab: Lab, steps: _Steps, found: Findings) -> None:
         f"without.",
         cached_growth.high < total_growth.low,
     )
-    _draw_steps(lab, steps)
+    _draw_steps(lab, steps, {"cached": cached_growth.value, "no cache": total_growth.value})
 
 
 def _growth(lengths: Sequence[int], runs: Sequence[Sequence[float]]) -> Interval:
@@ -411,7 +411,7 @@ def _of_runs(values: Sequence[float]) -> Interval:
     return replace(found, what=f"fits of single runs, {found.what}")
 
 
-def _draw_steps(lab: Lab, steps: _Steps) -> None:
+def _draw_steps(lab: Lab, steps: _Steps, growths: Mapping[str, float]) -> None:
     lengths = steps.lengths
     middles = {
         path: [median_interval(samples).value for samples in kind]
@@ -444,7 +444,7 @@ def _draw_steps(lab: Lab, steps: _Steps) -> None:
             fit = fit_power(x, totals[-len(x) :])
             axes[1].plot(x, [fit.at(s) for s in x], "--", color="#555555", linewidth=1.0, marker="")
             axes[1].annotate(
-                f"length^{fit.exponent.value:.2f}", (x[-1], fit.at(x[-1])), xytext=(-8, 6),
+                f"length^{growths[path]:.2f}", (x[-1], fit.at(x[-1])), xytext=(-8, 6),
                 textcoords="offset points", ha="right",
             )  # fmt: skip
         axes[1].set_ylabel("seconds until that many tokens")

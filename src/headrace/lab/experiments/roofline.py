@@ -225,7 +225,7 @@ def _at_roof(share: Interval) -> str:
     """What a share near 1 means: nothing beats physics, but a probe errs."""
     if share.low > 1:
         return ": above it, so the probe was too low"
-    return ": at it, within the probe's error" if share.high >= 1 else ""
+    return ", and may be at it: 100 % lies inside" if share.high >= 1 else ""
 
 
 def _highest(roofs: Sequence[Interval]) -> Interval:

@@ -32,8 +32,8 @@ Floats = npt.NDArray[np.float32]
 _BLOCK = 16
 #: Rows of queries that are compared with float64, evenly spread, the last one among them.
 _MOST_ROWS = 256
-#: A call is repeated so often at least, a short one for so many seconds, or so often.
-_LEAST_REPETITIONS, _LEAST_S, _MOST_REPETITIONS = 2, 0.1, 15
+#: Calls are timed for so many seconds, or so often.
+_LEAST_S, _MOST_REPETITIONS = 0.1, 15
 #: A cell that would take more than this share of the free memory is left out.
 _MEMORY_SHARE = 0.5
 
@@ -116,9 +116,7 @@ def measure(way: Way, problem: Problem, threads: int) -> Cell:
     peak, _ = peak_of(call)
     seconds: list[float] = []
     result: object = None
-    while len(seconds) < _LEAST_REPETITIONS or (
-        sum(seconds) < _LEAST_S and len(seconds) < _MOST_REPETITIONS
-    ):
+    while sum(seconds) < _LEAST_S and len(seconds) < _MOST_REPETITIONS:
         del result
         begin = perf_counter()
         result = call()
