@@ -21,6 +21,8 @@ from typing import Any
 
 import httpx
 
+from waiting import comes_within
+
 ROOT = Path(__file__).parents[1]
 #: Of servers that want one.
 API_KEY = "a-key-for-tests"
@@ -81,14 +83,14 @@ class LiveServer:
         return self.get("/health").status_code == 200
 
     def idle(self, within_s: float = 5.0) -> bool:
-        """Whether nothing runs or waits any more, at the latest after so many seconds."""
-        end = time.monotonic() + within_s
-        while time.monotonic() < end:
+        """Whether nothing runs or waits any more, at the latest after so many seconds of a machine
+        that is not busy otherwise."""
+
+        def nothing_open() -> bool:
             load = self.json("/load")
-            if load["server_load"] == load["running"] == load["waiting"] == 0:
-                return True
-            time.sleep(0.02)
-        return False
+            return bool(load["server_load"] == load["running"] == load["waiting"] == 0)
+
+        return comes_within(within_s, nothing_open, self.process.pid)
 
     def wait_until_healthy(self) -> None:
         self._wait_for(self.healthy)

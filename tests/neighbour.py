@@ -34,6 +34,7 @@ class Neighbour:
         return self._server.json("/v1/completions", self.BODY)["choices"]
 
     def _run(self) -> None:
+        self._answers.append(self._ask())
         while not self._stop.is_set():
             self._answers.append(self._ask())
 
@@ -43,5 +44,5 @@ class Neighbour:
     def __exit__(self, *exception: object) -> None:
         self._stop.set()
         self._thread.join()
-        assert self._answers
+        assert self._answers, "the neighbour was not answered"
         assert all(answer == self._alone for answer in self._answers)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 from prometheus_client.parser import text_string_to_metric_families
 
 from live_server import LiveServer
+from waiting import until
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -35,7 +34,4 @@ class Change:
 
     def settles(self, name: str, value: float, **labels: str) -> None:
         """Waits until a count is told: an abandoned request ends a moment later."""
-        end = time.monotonic() + 10
-        while self.of(name, **labels) != value and time.monotonic() < end:
-            time.sleep(0.02)
-        assert self.of(name, **labels) == value
+        until(lambda: self.of(name, **labels) == value, f"{name} is {value}")

@@ -1,6 +1,6 @@
 """Bad input at the command line: one clear sentence, the right exit code, no traceback.
 
-Every case runs the real command in a process of its own on files made here or on smollm2.
+Every case runs the real command on files made here or on smollm2; some in a process of their own.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from command_line import Result, headrace
+
 SMALL_HEADER = b"GGUF" + (3).to_bytes(4, "little")
 
 
-def headrace(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+def process(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {
         "PYTHONPATH": str(Path(__file__).parents[2] / "src"),
         "NO_COLOR": "1",
@@ -28,7 +30,7 @@ def headrace(*arguments: str, text: str | None = None) -> subprocess.CompletedPr
     )  # fmt: skip
 
 
-def assert_clean(result: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
+def assert_clean(result: Result | subprocess.CompletedProcess[str], code: int, *words: str) -> None:
     assert result.returncode == code, result.stderr
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
@@ -61,7 +63,7 @@ def gguf(tmp_path: Path, *, tensors: int = 0, keys: int = 0, rest: bytes = b"") 
 
 
 def test_missing_file() -> None:
-    assert_clean(headrace("generate", "./no/such.gguf", "-p", "x"), 1, "no/such.gguf")
+    assert_clean(process("generate", "./no/such.gguf", "-p", "x"), 1, "no/such.gguf")
 
 
 def test_unknown_alias_suggests_a_near_one() -> None:
@@ -169,7 +171,7 @@ def test_a_truncated_real_model_is_named(tmp_path: Path) -> None:
 
 
 def test_unknown_command() -> None:
-    assert_clean(headrace("genrate"), 2, "genrate")
+    assert_clean(process("genrate"), 2, "genrate")
 
 
 @pytest.mark.parametrize(

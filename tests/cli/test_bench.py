@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from command_line import headrace
 from headrace.native import core
 
 
@@ -42,7 +43,7 @@ def test_machine_gives_a_row_per_level_and_thread_count() -> None:
 
 def test_machine_prints_a_table() -> None:
     isa = core().available_isas()[0]
-    result = bench("machine", "-t", "1", "--isa", isa)
+    result = headrace("bench", "machine", "-t", "1", "--isa", isa)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     assert isa in lines[1]
@@ -128,7 +129,7 @@ def test_run_prints_no_speed_where_a_fault_is_planted() -> None:
     ],
 )
 def test_run_refuses_with_one_sentence(arguments: tuple[str, ...], code: int, message: str) -> None:
-    result = bench("run", "smollm2-135m", *arguments, "--offline")
+    result = headrace("bench", "run", "smollm2-135m", *arguments, "--offline")
     assert result.returncode == code
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1

@@ -19,6 +19,7 @@ import pytest
 
 from bench.serve.small_server import SmallServer, serving
 from bench.serve.virtual import END, HEAD, MODELS, event, response, text, usage_chunk
+from command_line import headrace
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -156,10 +157,10 @@ def test_failures_reach_the_exit_code() -> None:
     ],
 )
 def test_wrong_flags_are_one_sentence(arguments: list[str], message: str) -> None:
-    code, out, err = run(*arguments)
-    assert (code, out) == (2, "")
-    assert message in err
-    assert err.count("\n") == 1
+    result = headrace("bench", "serve", *arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_what_is_no_unicode_is_not_sent(tmp_path: Path) -> None:

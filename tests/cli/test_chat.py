@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from test_bad_input import headrace
+from test_bad_input import process
 
 from headrace.engine.model import open_model
 from headrace.formats.chat_template import encode_chat
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.models
 
 
 def test_the_second_turn_reuses_the_first() -> None:
-    result = headrace(
+    result = process(
         "chat", "smollm2-135m", "-n", "12", "--temp", "0", "--stats",
         text="What is a mill?\n\nAnd a river?\n/quit\n",
     )  # fmt: skip

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from command_line import headrace
 from headrace.lab.catalog import EXPERIMENTS
 
 
@@ -26,7 +27,7 @@ def lab(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_list_names_all_in_order_and_is_a_list_for_programs() -> None:
     assert [line.split()[0] for line in lab("list").stdout.splitlines()[::2]] == list(EXPERIMENTS)
-    data = json.loads(lab("list", "--json").stdout)
+    data = json.loads(headrace("lab", "list", "--json").stdout)
     assert [entry["name"] for entry in data] == list(EXPERIMENTS)
     for entry in data:
         assert 0 < entry["quick_s"] <= entry["full_s"] <= 3 * 3600
@@ -37,9 +38,11 @@ def test_list_names_all_in_order_and_is_a_list_for_programs() -> None:
 
 
 def test_show() -> None:
-    shown = lab("show", "speculation").stdout
+    shown = headrace("lab", "show", "speculation").stdout
     assert "Its check must catch: kept-draft (--inject)" in shown
-    assert json.loads(lab("show", "speculation", "--json").stdout)["name"] == "speculation"
+    assert (
+        json.loads(headrace("lab", "show", "speculation", "--json").stdout)["name"] == "speculation"
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,7 +58,7 @@ def test_show() -> None:
     ],
 )
 def test_refusals_are_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
-    result = lab(*arguments)
+    result = headrace("lab", *arguments)
     assert result.returncode == 2
     assert sentence in result.stderr
     assert len(result.stderr.splitlines()) == 1
@@ -77,7 +80,7 @@ def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None
 
 def test_a_text_that_is_none_and_a_model_that_is_none_are_one_sentence(tmp_path: Path) -> None:
     for option, value in (("--model", "no/such-model.gguf"), ("--text", str(tmp_path / "none"))):
-        result = lab("run", "kv-cache", "--quick", option, value, "--offline", "--out",
+        result = headrace("lab", "run", "kv-cache", "--quick", option, value, "--offline", "--out",
                      str(tmp_path))  # fmt: skip
         assert result.returncode in (1, 2)
         last = result.stderr.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""`headrace models` as a process: output, JSON, exit codes, clear errors."""
+"""`headrace models`: output, JSON, exit codes, clear errors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from typing import Any
 
 import pytest
 
+from command_line import Result, headrace
+
 SOURCE = Path(__file__).parents[2] / "src"
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "headrace.cli.main", "models", *arguments]
-    env = {**os.environ, "PYTHONPATH": str(SOURCE), **environment}
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
+def run(*arguments: str, **environment: str) -> Result:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        return headrace("models", *arguments)
 
 
 def facts(*arguments: str, **environment: str) -> Any:

@@ -6,7 +6,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from test_bad_input import assert_clean, headrace
+from test_bad_input import assert_clean, process
+
+from command_line import headrace
 
 pytestmark = pytest.mark.models
 
@@ -31,7 +33,7 @@ def test_nonsense_is_refused(flags: str, code: int, words: str) -> None:
 
 
 def test_a_model_drafts_for_itself_in_fewer_bits() -> None:
-    plain = headrace(*GENERATE)
+    plain = process(*GENERATE)
     flags = [
         "-md",
         "smollm2-135m",
@@ -41,7 +43,7 @@ def test_a_model_drafts_for_itself_in_fewer_bits() -> None:
         "3",
         "--stats",
     ]
-    drafted = headrace(*GENERATE, *flags)
+    drafted = process(*GENERATE, *flags)
     assert drafted.returncode == 0, drafted.stderr
     assert drafted.stdout == plain.stdout
     assert "headrace: draft model: quantised at load: Q4_0" in drafted.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from command_line import headrace
 from headrace.formats.aliases import ALIASES
 from headrace.native import core
 from headrace.verify.faults import FAULTS
@@ -42,7 +43,7 @@ def assert_passed(result: subprocess.CompletedProcess[str]) -> None:
 
 
 def test_list_faults_needs_no_model() -> None:
-    result = verify("--list-faults")
+    result = headrace("verify", "--list-faults")
     assert result.returncode == 0, result.stderr
     assert [line.split()[0] for line in result.stdout.splitlines()] == list(FAULTS)
 
@@ -63,7 +64,7 @@ def test_list_faults_needs_no_model() -> None:
 def test_wrong_usage_is_one_sentence_and_exit_code_2(
     arguments: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
-    result = verify("smollm2-135m", *arguments)
+    result = headrace("verify", "smollm2-135m", *arguments)
     assert result.returncode == 2, result.stdout + result.stderr
     assert result.stdout == ""
     assert "Traceback" not in result.stderr

@@ -6,7 +6,6 @@ Rows 1-4, 20 and 21 of the faults that users met elsewhere.
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from live_server import LiveServer
 from neighbour import used_blocks
 from raw_http import RawClient
+from waiting import until
 
 pytestmark = pytest.mark.models
 
@@ -122,11 +122,9 @@ def test_row_21_who_leaves_holds_nothing(smollm2: LiveServer, stream: bool) -> N
     client = RawClient(smollm2.url)
     client.post(COMPLETIONS, body)
     if stream:
-        while client.peek(4000).count(b"data: ") < 5:
-            time.sleep(0.005)
+        assert client.peek(4000).count(b"data: ") >= 5
     else:
-        while used_blocks(smollm2) < 13:
-            time.sleep(0.005)
+        until(lambda: used_blocks(smollm2) >= 13, "the prompt is computed")
     client.socket.close()
     assert smollm2.idle(1.0)
     assert used_blocks(smollm2) == 0

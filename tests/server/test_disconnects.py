@@ -16,6 +16,7 @@ import pytest
 from live_server import LiveServer, serving
 from neighbour import Neighbour, used_blocks
 from raw_http import RawClient, request
+from waiting import comes_within, until
 
 pytestmark = pytest.mark.models
 
@@ -24,7 +25,10 @@ GONE_S = 1.0
 PATH = "/v1/completions"
 LONG: dict[str, Any] = {"prompt": "The sea", "max_tokens": 900, "ignore_eos": True, "stream": True}
 WHOLE: dict[str, Any] = {**LONG, "stream": False}
-PROMPT: dict[str, Any] = {"prompt": [5] * 1000, "max_tokens": 10, "stream": True}
+PROMPT: dict[str, Any] = {
+    "prompt": [5] * 800, "max_tokens": 200, "ignore_eos": True, "stream": True,
+    "cache_prompt": False,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -57,19 +61,11 @@ def load(server: LiveServer) -> int:
 
 def gone(server: LiveServer, others: int = 0) -> bool:
     """Whether only the others are left after a second."""
-    end = time.monotonic() + GONE_S
-    while time.monotonic() < end:
-        if load(server) <= others:
-            return True
-        time.sleep(0.01)
-    return False
+    return comes_within(GONE_S, lambda: load(server) <= others, server.process.pid)
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
+def wait_for_load(server: LiveServer, num_open: int) -> None:
+    until(lambda: load(server) == num_open, f"{num_open} are open")
 
 
 @pytest.mark.parametrize("leave", WAYS)
@@ -83,16 +79,16 @@ def test_at_every_moment(server: LiveServer, leave: Callable[[RawClient], None])
                     client.send(request("POST", PATH, LONG)[:-20])
                 case "prefill":
                     client.post(PATH, PROMPT)
-                    wait_for(lambda: load(server) == 2)  # the neighbour's and this one
+                    wait_for_load(server, 2)  # the neighbour's and this one
                 case "decode":
                     client.post(PATH, LONG)
                     assert b"data: " in client.peek(2000)
                 case "whole":
                     client.post(PATH, WHOLE)
-                    wait_for(lambda: load(server) == 2)
+                    wait_for_load(server, 2)
                 case "ahead":
                     client.send(request("POST", PATH, WHOLE) * 3)
-                    wait_for(lambda: load(server) == 2)
+                    wait_for_load(server, 2)
             leave(client)
             assert gone(server, others=1), f"{moment}: still there"
             client.socket.close()
@@ -105,12 +101,12 @@ def test_in_the_queue(server: LiveServer) -> None:
     """Those that run go on; the one that waited is gone, the next one gets its turn."""
     running = [RawClient(server.url) for _ in range(4)]
     for client in running:
-        client.post(PATH, {**LONG, "seed": 3, "max_tokens": 150})
+        client.post(PATH, {**LONG, "seed": 3, "max_tokens": 300})
         assert b"data: " in client.peek(300)
     waiting = [RawClient(server.url) for _ in range(3)]
     for client in waiting:
         client.post(PATH, LONG)
-    wait_for(lambda: server.json("/load")["waiting"] == 3)
+    until(lambda: server.json("/load")["waiting"] == 3, "three wait")
     for client, leave in zip(waiting, WAYS, strict=True):
         leave(client)
     assert gone(server, others=4)
@@ -159,7 +155,7 @@ def test_a_killed_client(server: LiveServer, body: dict[str, Any]) -> None:
     client = subprocess.Popen(arguments, stdout=subprocess.PIPE)
     assert client.stdout is not None
     assert client.stdout.readline() == b"ready\n"
-    wait_for(lambda: load(server) == 8)
+    wait_for_load(server, 8)
     client.kill()
     assert gone(server)
     assert server.idle()
@@ -186,6 +182,6 @@ def test_no_file_is_left_open(server: LiveServer) -> None:
                 client.send(b"\x00\x01\x02")
         WAYS[number % 3](client)
         client.socket.close()
-    wait_for(lambda: process.num_fds() <= before)
+    until(lambda: process.num_fds() <= before, "no file is left open")
     assert server.idle()
     assert used_blocks(server) == 0

@@ -15,10 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from live_server import ROOT, LiveServer, serving
 from raw_http import RawClient, exchange, request
+from slow_reader import paused_reader
+from waiting import until
 
 pytestmark = pytest.mark.models
 
@@ -34,7 +37,9 @@ def events(body: bytes) -> list[str]:
 
 
 def test_a_stop_lets_running_requests_finish() -> None:
-    with serving("smollm2-135m", "--max-model-len", "512", "--max-num-seqs", "2") as server:
+    options = ("--max-model-len", "512", "--max-num-seqs", "2", "--drain-timeout", "120")
+    with serving("smollm2-135m", *options) as server:
+        held = paused_reader(server)  # the stop cannot end before it is read
         clients = [RawClient(server.url) for _ in range(3)]  # the third waits
         for client in clients:
             client.post(PATH, {**LONG, "max_tokens": 120})
@@ -48,15 +53,16 @@ def test_a_stop_lets_running_requests_finish() -> None:
         for path in ("/v1/models", "/health"):
             refused = wait_for_status(server, path, 503)
             assert refused.headers["retry-after"]
+            assert "shutting down" in refused.json()["error"]["message"]
         kept.post(PATH, LONG)
         assert kept.answer().status == 503
         assert events(clients[0].answer().body)[-1] == "[DONE]"
-        for client in clients[1:]:
+        for client in (*clients[1:], held):
             found = events(client.answer().body)
             assert found[-1] == "[DONE]"
             assert json.loads(found[-2])["choices"][0]["finish_reason"] == "length"
         assert whole.answer().json["usage"]["completion_tokens"] == 20
-        assert server.process.wait(20) == 0
+        assert server.process.wait(60) == 0
 
 
 @pytest.mark.parametrize("second", [None, signal.SIGTERM, signal.SIGINT])
@@ -65,14 +71,14 @@ def test_what_does_not_finish_is_told_why(second: int | None) -> None:
     drain = "1" if second is None else "60"
     with serving("smollm2-135m", "--max-num-seqs", "1", "--drain-timeout", drain) as server:
         running, waiting, whole = (RawClient(server.url) for _ in range(3))
-        running.post(PATH, {**LONG, "max_tokens": 4000})
+        running.post(PATH, {**LONG, "max_tokens": 8000})
         assert b"data: " in running.peek(300)
         waiting.post(PATH, LONG)
         whole.post(PATH, {**LONG, "stream": False})
         wait_for_load(server, 3)
         server.process.send_signal(signal.SIGTERM)
-        wait_for_status(server, "/health", 503)
         if second is not None:
+            wait_for_status(server, "/health", 503)  # the first has been heard
             server.process.send_signal(second)
         for client in (running, waiting):
             error = json.loads(events(client.answer().body)[-1])["error"]
@@ -80,7 +86,7 @@ def test_what_does_not_finish_is_told_why(second: int | None) -> None:
         answer = whole.answer()
         assert answer.status == 503
         assert "shutting down" in answer.json["error"]["message"]
-        assert server.process.wait(15) == 0
+        assert server.process.wait(60) == 0
 
 
 def test_readers_who_do_not_read_hold_up_no_stop() -> None:
@@ -89,10 +95,7 @@ def test_readers_who_do_not_read_hold_up_no_stop() -> None:
         readers = [RawClient(server.url, receive_buffer=4096) for _ in range(2)]
         for reader in readers:
             reader.post(PATH, {**LONG, "max_tokens": 4000, "n": 2, "logprobs": 5})
-        end = time.monotonic() + 60
-        while server.json("/load")["paused"] < 4:
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        until(lambda: server.json("/load")["paused"] == 4, "all are paused")
         assert server.stop() == 0
         assert "error:" not in server.log()
 
@@ -102,7 +105,7 @@ def test_a_stop_while_loading(number: int) -> None:
     """Does not wait for the model."""
     with serving("smollm2-135m", ready=False) as server:
         server.process.send_signal(number)
-        assert server.process.wait(10) == 0
+        assert server.process.wait(60) == 0
 
 
 def test_a_stop_ends_idle_and_half_sent_connections() -> None:
@@ -112,26 +115,21 @@ def test_a_stop_ends_idle_and_half_sent_connections() -> None:
         assert idle.answer().status == 200
         half.send(request("POST", PATH, LONG)[:-10])
         time.sleep(0.1)
-        began = time.monotonic()
-        assert server.stop() == 0
-        assert time.monotonic() - began < 12
+        assert server.stop() == 0  # left alone, they would have more than a minute
         assert idle.closed_within(1)
         assert half.closed_within(1)
 
 
-def wait_for_status(server: LiveServer, path: str, status: int) -> Any:
-    end = time.monotonic() + 10
-    while (answer := server.get(path)).status_code != status:
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    return answer
+def wait_for_status(server: LiveServer, path: str, status: int) -> httpx.Response:
+    def answered() -> httpx.Response | None:
+        answer = server.get(path)
+        return answer if answer.status_code == status else None
+
+    return until(answered, f"{path} answers {status}")
 
 
 def wait_for_load(server: LiveServer, num_open: int) -> None:
-    end = time.monotonic() + 10
-    while server.json("/load")["server_load"] != num_open:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: server.json("/load")["server_load"] == num_open, f"{num_open} are open")
 
 
 # ---- not starting -------------------------------------------------------------------------------
@@ -244,18 +242,20 @@ def test_more_prompts_than_ever_fit_are_no_full_queue(small: LiveServer) -> None
     assert "4 prompts" in error["message"]
 
 
-@pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("timeout", [0.3, None], ids=["request", "server"])
-def test_a_deadline(small: LiveServer, timeout: float | None, stream: bool) -> None:
-    body = {**LONG, "max_tokens": 8000, "stream": stream, "timeout": timeout}
-    answer = exchange(small.url, request("POST", PATH, body))
-    if stream:
+def test_a_deadline(small: LiveServer, timeout: float | None) -> None:
+    """Of a stream and of a whole answer; one of them waits for its turn until then."""
+    body = {**LONG, "max_tokens": 8000, "timeout": timeout}
+    with RawClient(small.url) as streamed, RawClient(small.url) as whole:
+        streamed.post(PATH, body)
+        whole.post(PATH, {**body, "stream": False})
+        answer = streamed.answer()
         assert answer.status == 200
-        error = json.loads(events(answer.body)[-1])["error"]
-    else:
+        errors = [json.loads(events(answer.body)[-1])["error"]]
+        answer = whole.answer()
         assert answer.status == 408
-        error = answer.json["error"]
-    assert error["code"] == "deadline_exceeded"
+        errors.append(answer.json["error"])
+    assert [error["code"] for error in errors] == ["deadline_exceeded"] * 2
     assert small.idle(within_s=1.0)
 
 

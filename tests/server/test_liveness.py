@@ -1,4 +1,5 @@
-"""/health tells the truth about a real process: loading, ready, stuck, broken, stopping."""
+"""/health tells the truth about a real process: loading, ready, stuck, broken. (Of a stopping one:
+test_lifecycle.py.)"""
 
 from __future__ import annotations
 
@@ -9,29 +10,18 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from live_server import ROOT, LiveServer, serving
+from live_server import ROOT, LiveServer
+from waiting import until
 
 pytestmark = pytest.mark.models
 
 LONG = {"prompt": "The sea", "max_tokens": 400, "ignore_eos": True, "stream": True}
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"never: {what}")
 
 
 class Planted:
@@ -172,29 +162,6 @@ def test_a_fault_of_ours_ends_one_request_only(planted: Planted) -> None:
     log = until(lambda: (t := planted.log_path.read_text()).count("garbled") >= 2 and t, "logged")
     assert "request_id=whole-1" in log
     assert "request_id=stream-1" in log
-
-
-def test_a_stopping_server_refuses_and_finishes() -> None:
-    with serving("smollm2-135m", "--no-step-limits") as server:
-        with server.http.stream("POST", "/v1/completions", json=LONG) as stream:
-            lines = stream.iter_lines()
-            next(lines)
-            server.process.send_signal(signal.SIGTERM)
-            status = until(lambda: _unready(server), "stopping")
-            assert "shutting down" in status
-            assert server.post("/v1/completions", LONG).status_code == 503
-            rest = [line for line in lines if line]
-        assert rest[-1] == "data: [DONE]"
-        assert (
-            json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
-        )
-        assert server.process.wait(20) == 0
-
-
-def _unready(server: LiveServer) -> str | None:
-    answer = server.get("/health")
-    message: str = answer.json().get("error", {}).get("message", "")
-    return message if answer.status_code == 503 else None
 
 
 def test_version_and_load(smollm2: LiveServer) -> None:

@@ -4,10 +4,8 @@ and disturbs nobody; when it reads on, it gets exactly what a fast reader gets."
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import psutil
 import pytest
@@ -15,15 +13,11 @@ import pytest
 from live_server import LiveServer, serving
 from neighbour import Neighbour, used_blocks
 from raw_http import RawClient
+from slow_reader import BODY, PATH, paused_reader
+from waiting import until
 
 pytestmark = pytest.mark.models
 
-PATH = "/v1/completions"
-#: Some kilobytes per token, so that what the systems on both sides keep is soon full.
-BODY: dict[str, Any] = {
-    "prompt": "Once upon a time", "max_tokens": 110, "temperature": 0.8, "ignore_eos": True,
-    "sampler_trace": 24,
-}  # fmt: skip
 NUM_READERS = 32
 MAX_SEQS = 4
 
@@ -42,23 +36,25 @@ def text_of(stream: bytes) -> str:
 
 def test_slow_readers_pause_and_resume(server: LiveServer) -> None:
     bodies = [{**BODY, "seed": number} for number in range(4)]
-    alone = [server.json(PATH, body)["choices"][0]["text"] for body in bodies]
+    whole = [{**body, "stream": False} for body in bodies]
+    alone = [server.json(PATH, body)["choices"][0]["text"] for body in whole]
     process = psutil.Process(server.process.pid)
     before = process.memory_info().rss
     readers = [
         RawClient(server.url, receive_buffer=4096, timeout_s=120) for _ in range(NUM_READERS)
     ]
     for number, reader in enumerate(readers):
-        reader.post(PATH, {**bodies[number % 4], "stream": True})
+        reader.post(PATH, bodies[number % 4])
 
-    end = time.monotonic() + 120
-    while (load := server.json("/load"))["paused"] < NUM_READERS:
-        assert time.monotonic() < end, load
-        time.sleep(0.05)
-    assert load["running"] == load["waiting"] == 0, "a paused request keeps a place"
-    assert f"num_requests_paused{{" in server.get("/metrics").text  # noqa: F541
+    def load() -> dict[str, int]:
+        found: dict[str, int] = server.json("/load")
+        return found
+
+    until(lambda: load()["paused"] == NUM_READERS, "all are paused", within_s=120)
+    assert load()["running"] == load()["waiting"] == 0, "a paused request keeps a place"
+    assert "num_requests_paused{" in server.get("/metrics").text
     with Neighbour(server):  # eight times as many requests are open as may run
-        time.sleep(0.5)
+        pass
     assert process.memory_info().rss - before < NUM_READERS * 4 << 20
 
     with ThreadPoolExecutor(NUM_READERS) as pool:
@@ -70,17 +66,8 @@ def test_slow_readers_pause_and_resume(server: LiveServer) -> None:
     assert used_blocks(server) == 0
 
 
-def wait_for_paused(server: LiveServer) -> None:
-    end = time.monotonic() + 60
-    while server.json("/load")["paused"] < 1:
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def test_a_paused_request_whose_reader_leaves_is_gone(server: LiveServer) -> None:
-    with RawClient(server.url, receive_buffer=4096) as reader:
-        reader.post(PATH, {**BODY, "stream": True})
-        wait_for_paused(server)
+    with paused_reader(server) as reader:
         reader.socket.shutdown(1)
         assert server.idle(within_s=1.0)
     assert used_blocks(server) == 0
@@ -88,19 +75,25 @@ def test_a_paused_request_whose_reader_leaves_is_gone(server: LiveServer) -> Non
 
 def test_a_paused_request_has_a_deadline(server: LiveServer) -> None:
     """Its time runs on; the reader finds the reason when it reads on."""
-    with RawClient(server.url, receive_buffer=4096) as reader:
-        reader.post(PATH, {**BODY, "stream": True, "timeout": 5})
-        wait_for_paused(server)
-        assert server.idle(within_s=10.0)
-        last = reader.answer().body.decode().split("\n\n")[-2]
+    for timeout_s in (1, 5, 25):  # long enough to be paused by then, on a slow machine too
+        with RawClient(server.url, receive_buffer=4096) as reader:
+            reader.post(PATH, {**BODY, "timeout": timeout_s})
+            reader.peek(1)
+            states = set()
+            while not server.idle(within_s=0.0):
+                states.add(server.json("/load")["paused"])
+            last = reader.answer().body.decode().split("\n\n")[-2]
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
+        if 1 in states:
+            return
+    raise AssertionError("it never paused")
 
 
 def test_a_reader_that_never_reads_is_ended() -> None:
     with serving("smollm2-135m", "--max-model-len", "512", "--reader-timeout", "1") as server:
         with RawClient(server.url, receive_buffer=4096) as reader:
-            reader.post(PATH, {**BODY, "stream": True})
-            time.sleep(0.5)
+            reader.post(PATH, BODY)
+            reader.peek(1)
             assert server.idle(within_s=20.0)
             assert b"[DONE]" not in reader.rest()
         assert used_blocks(server) == 0

@@ -21,6 +21,7 @@ from headrace.errors import UsageError
 from headrace.server.tracing import Tracer, traces_url
 from headrace.server.visit import Visit
 from live_server import LiveServer, serving
+from waiting import until
 
 pytestmark = pytest.mark.models
 
@@ -64,13 +65,14 @@ class Receiver:
 
     def span_of(self, request_id: str) -> Span:
         """Waits for the span of a request."""
-        end = time.monotonic() + 20
-        while time.monotonic() < end:
+
+        def found() -> Span | None:
             for span in self.spans:
                 if plain(span.attributes)["http.request.header.x-request-id"] == request_id:
                     return span
-            time.sleep(0.02)
-        raise AssertionError(f"no span of {request_id}")
+            return None
+
+        return until(found, f"a span of {request_id}")
 
     def close(self) -> None:
         self.answering.set()
@@ -109,14 +111,15 @@ def traced(receiver: Receiver) -> Iterator[LiveServer]:
 
 def record_of(server: LiveServer, request_id: str) -> dict[str, Any]:
     """Waits for the log record of a request; every line of the log must be JSON."""
-    end = time.monotonic() + 20
-    while time.monotonic() < end:
+
+    def found() -> dict[str, Any] | None:
         for line in server.log().splitlines():
             record: dict[str, Any] = json.loads(line)
             if record.get("request_id") == request_id:
                 return record
-        time.sleep(0.02)
-    raise AssertionError(f"no record of {request_id}")
+        return None
+
+    return until(found, f"a record of {request_id}")
 
 
 def test_a_span_and_a_record_tell_of_a_chat(traced: LiveServer, receiver: Receiver) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 from typing import Any
 
-from headrace.cli.main import run
+from command_line import headrace
 
 #: A machine of round numbers, so that nothing of these tests depends on the one they run on.
 ROUND = """
@@ -40,7 +38,5 @@ def planned(*arguments: str) -> dict[str, Any]:
 
 def command(*arguments: str) -> tuple[int, str, str]:
     """Exit code, standard output, standard error."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = run(list(arguments))
-    return code, out.getvalue(), err.getvalue()
+    result = headrace(*arguments)
+    return result.returncode, result.stdout, result.stderr

@@ -1,0 +1,28 @@
+"""The command line inside this process: what a command says and its exit code, without the second
+that a process takes to start. It goes through the same door as a process, `headrace.cli.main.run`.
+
+For commands that print and end. What serves, writes logs or reads its stdin needs a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from dataclasses import dataclass
+
+from headrace.cli.main import run
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def headrace(*arguments: str) -> Result:
+    """Runs `headrace ARGUMENTS`. An exception that is no error message of a command is raised."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run(list(arguments))
+    return Result(code, out.getvalue(), err.getvalue())
