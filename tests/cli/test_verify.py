@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import tiny_models
 from command_line import headrace
 from headrace.formats.aliases import ALIASES
 from headrace.native import core
@@ -82,9 +83,15 @@ def test_a_real_model_passes(name: str) -> None:
     assert_passed(verify(name, "--json", "--quick"))
 
 
-@pytest.mark.models
-def test_a_planted_fault_fails_a_real_model() -> None:
-    result = verify("smollm2-135m", "--quick", "--no-reference", "--inject", "row-swap")
+@pytest.mark.torch
+def test_a_planted_fault_fails_a_model(tmp_path: Path) -> None:
+    result = verify(
+        str(tiny_models.build("llama", tmp_path)),
+        "--quick",
+        "--no-reference",
+        "--inject",
+        "row-swap",
+    )
     assert result.returncode == 1, result.stderr
     assert "planted fault row-swap caught by:" in result.stdout
     assert "batch 1 = batch n" in result.stdout.split("caught by:")[1]

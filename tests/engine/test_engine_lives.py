@@ -41,7 +41,7 @@ from headrace.ops.batch import Batch
 from headrace.ops.kv import KVGroupSpec
 
 #: `make test-prefix-soak` asks for more.
-NUM_LIVES = int(os.environ.get("HEADRACE_SOAK_LIVES", "60"))
+NUM_LIVES = int(os.environ.get("HEADRACE_SOAK_LIVES", "40"))
 LENGTH = 64  # of the context
 B = 4  # as in saved_toy
 SHAPES: list[tuple[KVGroupSpec, ...]] = [

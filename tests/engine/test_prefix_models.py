@@ -76,8 +76,9 @@ def test_row_1_eight_copies_of_a_300_token_prompt(pair: Pair) -> None:
     assert sum(r.num_cached_tokens >= 288 for r in results) == 7
 
 
-@pytest.mark.parametrize("params", [GREEDY, SEEDED])
-@pytest.mark.parametrize("length", [16, 33, 128, 527, 640])
+@pytest.mark.parametrize(
+    ("length", "params"), [(16, SEEDED), (33, GREEDY), (128, SEEDED), (527, GREEDY), (640, SEEDED)]
+)
 def test_row_2_a_hit_is_the_miss(pair: Pair, length: int, params: SamplingParams) -> None:
     prompt = pair.ids(length)
     miss, hit = (one(pair.tree, prompt, params) for _ in range(2))
@@ -120,12 +121,12 @@ def test_row_20_a_cut_stream_leaves_its_prompt(pair: Pair) -> None:
 
 def test_many_requests_on_one_prefix_in_chunks(pair: Pair) -> None:
     shared = pair.ids(600)
-    prompts = [shared + pair.ids(5 + 3 * i, start=90 + i) for i in range(12)]
-    params = [(GREEDY, SEEDED)[i % 2].replace(max_tokens=6) for i in range(12)]
+    prompts = [shared + pair.ids(5 + 3 * i, start=90 + i) for i in range(7)]
+    params = [(GREEDY, SEEDED)[i % 2].replace(max_tokens=6) for i in range(7)]
     want = [facts(r.outputs[0]) for r in pair.cold.generate(prompts, params)]
     results = pair.tree.generate(prompts, params)
     assert [facts(r.outputs[0]) for r in results] == want
-    assert sum(r.num_cached_tokens for r in results) > 8 * 500
+    assert sum(r.num_cached_tokens for r in results) > 4 * 500
 
 
 def test_a_conversation_reuses_its_history(pair: Pair) -> None:

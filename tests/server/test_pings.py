@@ -10,13 +10,13 @@ import pytest
 from live_server import LiveServer, serving
 
 pytestmark = pytest.mark.models
-PROMPT = [100 + i % 1000 for i in range(3000)]
-MESSAGES = [{"role": "user", "content": "once upon a time " * 700}]
+PROMPT = [100 + i % 1000 for i in range(1500)]
+MESSAGES = [{"role": "user", "content": "once upon a time " * 350}]
 
 
 @pytest.fixture(scope="module")
 def server() -> Any:
-    options = ("--ping-interval", "0.02", "--max-model-len", "4096", "--no-step-limits")
+    options = ("--ping-interval", "0.02", "--max-model-len", "2048", "--no-step-limits")
     with serving("smollm2-135m", *options) as server:
         yield server
 

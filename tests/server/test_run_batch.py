@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from command_line import headrace
 from live_server import LiveServer
 
 pytestmark = pytest.mark.models
@@ -206,28 +207,26 @@ def test_bad_lines_have_error_lines_and_stop_nothing(tmp_path: Path) -> None:
 def test_wrong_use(tmp_path: Path) -> None:
     source, out = tmp_path / "in", tmp_path / "out"
     write(source, [request(0)])
-    assert "There is no file" in run(tmp_path / "none", out).stderr
-    assert "is not a file" in run(tmp_path, out).stderr
-    assert "same file" in run(source, source).stderr
-    assert run(source, out).returncode == 0
-    write(source, [request(0), request(1)])
-    other = run(source, out, "--max-model-len", "256")
-    assert other.returncode == 2
-    assert "other settings" in other.stderr
-    write(source, [request(1)])
-    other = run(source, out)
-    assert other.returncode == 2
-    assert "input was changed" in other.stderr
-    code = [sys.executable, "-m", "headrace.cli.main", "run-batch", str(source), str(out)]
+
+    def refused(*arguments: object) -> str:
+        result = headrace("run-batch", *map(str, arguments), "--model", MODEL, "--offline")
+        assert result.returncode == 2, result.stderr
+        return result.stderr
+
+    assert "There is no file" in refused(tmp_path / "none", out)
+    assert "is not a file" in refused(tmp_path, out)
+    assert "same file" in refused(source, source)
+    assert "MODEL is needed" in headrace("run-batch", str(source), str(out)).stderr
+    named = [*command(source, out)[:4], "-i", str(source), "-o", str(out), "--model", MODEL]
     env = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    plain = subprocess.run(code, capture_output=True, text=True, check=False, env=env)
-    assert plain.returncode == 2
-    assert "MODEL is needed" in plain.stderr
-    named = subprocess.run(
-        [*code[:4], "-i", str(source), "-o", str(tmp_path / "new"), "--model", MODEL, "--offline"],
-        capture_output=True, text=True, check=False, env=env,
-    )  # fmt: skip
-    assert named.returncode == 0, named.stderr
+    done = subprocess.run(
+        [*named, "--offline"], capture_output=True, text=True, check=False, env=env
+    )
+    assert done.returncode == 0, done.stderr
+    write(source, [request(0), request(1)])
+    assert "other settings" in refused(source, out, "--max-model-len", "256")
+    write(source, [request(1)])
+    assert "input was changed" in refused(source, out)
 
 
 def test_interrupted_it_leaves_whole_lines(tmp_path: Path) -> None:
