@@ -126,9 +126,13 @@ def serving(
     env: Mapping[str, str] | None = None,
     python: str | os.PathLike[str] = sys.executable,
     ready: bool = True,
+    step_limits: bool = False,
 ) -> Iterator[LiveServer]:
     """Starts a server on a free port, waits until it serves (ready = False: until it listens),
-    stops it at the end. It must end well and without a traceback. python: the one that runs it."""
+    stops it at the end. It must end well and without a traceback. python: the one that runs it.
+    step_limits: whether it takes the time to measure the machine first, as by default."""
+    if not step_limits:
+        arguments += ("--no-step-limits",)
     with tempfile.TemporaryDirectory() as directory:
         log_path = Path(directory) / "log"
         with log_path.open("wb") as log:

@@ -79,7 +79,7 @@ def test_servers_of_the_page_start(line: str) -> None:
         at = options.index("--port")
         del options[at : at + 2]
     as_json = "json" in options
-    with serving(model, *options, env=environment) as server:
+    with serving(model, *options, env=environment, step_limits=True) as server:
         assert server.healthy()
         headers = {"authorization": f"Bearer {environment.get('HEADRACE_API_KEY', 'none')}"}
         served = server.get("/v1/models", headers=headers).json()["data"][0]["id"]

@@ -12,7 +12,7 @@ from live_server import API_KEY, LiveServer, serving
 @pytest.fixture(scope="session")
 def smollm2() -> Iterator[LiveServer]:
     options = ("--max-model-len", "1024", "--trust-request-chat-template")
-    with serving("smollm2-135m", *options) as server:
+    with serving("smollm2-135m", *options, step_limits=True) as server:
         yield server
 
 

@@ -24,7 +24,7 @@ NUM_BLOCKS = 54
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[LiveServer]:
-    with serving("smollm2-135m", *BUDGET, "--no-step-limits") as server:
+    with serving("smollm2-135m", *BUDGET) as server:
         assert server.json("/cache")["nodes"] == 0  # what warmed it up is no request's
         yield server
 

@@ -16,7 +16,7 @@ MESSAGES = [{"role": "user", "content": "once upon a time " * 350}]
 
 @pytest.fixture(scope="module")
 def server() -> Any:
-    options = ("--ping-interval", "0.02", "--max-model-len", "2048", "--no-step-limits")
+    options = ("--ping-interval", "0.02", "--max-model-len", "2048")
     with serving("smollm2-135m", *options) as server:
         yield server
 

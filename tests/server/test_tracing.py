@@ -103,7 +103,7 @@ def receiver() -> Iterator[Receiver]:
 def traced(receiver: Receiver) -> Iterator[LiveServer]:
     options = (
         "--otlp-endpoint", receiver.url, "--log-format", "json", "--metrics-prefix", "vllm",
-        "--no-step-limits", "--max-model-len", "1024",
+        "--max-model-len", "1024",
     )  # fmt: skip
     with serving("smollm2-135m", *options, env={"OTEL_BSP_SCHEDULE_DELAY": "50"}) as server:
         yield server

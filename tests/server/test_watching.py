@@ -315,7 +315,7 @@ def test_limits_are_those_of_the_step(smollm2: LiveServer) -> None:
 
 
 def test_listeners_see_the_server_stop_and_do_not_hold_it_up() -> None:
-    with serving("smollm2-135m", "--max-model-len", "1024", "--no-step-limits") as server:
+    with serving("smollm2-135m", "--max-model-len", "1024") as server:
         assert server.json("/limits")["machine"] is None
         assert server.json("/limits")["decode"]["bound_s"] is None
         with listening(server, interval=0.25) as shown:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[LiveServer]:
-    with serving("smollm2-135m", "--max-model-len", "4096") as server:
+    with serving("smollm2-135m", "--max-model-len", "4096", step_limits=True) as server:
         yield server
 
 

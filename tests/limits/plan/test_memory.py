@@ -110,7 +110,7 @@ def _fill(name: str, *, context: int, requests: int) -> None:
         "--kv-cache-memory",
         str(planned.kv),
     )
-    with serving(name, *options) as server:
+    with serving(name, *options, step_limits=True) as server:
 
         def ask_one(ids: list[int]) -> int:
             body = {"model": name, "prompt": ids, "max_tokens": 8, "temperature": 0}
