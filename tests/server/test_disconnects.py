@@ -101,7 +101,7 @@ def test_in_the_queue(server: LiveServer) -> None:
     """Those that run go on; the one that waited is gone, the next one gets its turn."""
     running = [RawClient(server.url) for _ in range(4)]
     for client in running:
-        client.post(PATH, {**LONG, "seed": 3, "max_tokens": 300})
+        client.post(PATH, {**LONG, "seed": 3, "max_tokens": 200})
         assert b"data: " in client.peek(300)
     waiting = [RawClient(server.url) for _ in range(3)]
     for client in waiting:

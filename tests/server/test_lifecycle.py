@@ -93,12 +93,11 @@ def test_what_does_not_finish_is_told_why(second: int | None) -> None:
 def test_readers_who_do_not_read_hold_up_no_stop() -> None:
     """What they have not taken by then is cut off, and nothing is logged as an error."""
     with serving("smollm2-135m", "--drain-timeout", "0") as server:
-        readers = [RawClient(server.url, receive_buffer=4096) for _ in range(2)]
-        for reader in readers:
-            reader.post(PATH, {**LONG, "max_tokens": 4000, "n": 2, "logprobs": 5})
-        until(lambda: server.json("/load")["paused"] == 4, "all are paused")
+        readers = [paused_reader(server) for _ in range(2)]
         assert server.stop() == 0
         assert "error:" not in server.log()
+        for reader in readers:
+            assert b"[DONE]" not in reader.rest()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
