@@ -229,7 +229,7 @@ def test_equals_the_definition_bit_by_bit(case) -> None:
 
 
 @pytest.mark.parametrize("isa", _core.available_isas())
-@pytest.mark.parametrize(("turn", "scale"), enumerate([0.3, 3.0, 12.0]))
+@pytest.mark.parametrize(("turn", "scale"), [(0, 0.3), (1, 3.0), (2, 12.0)])
 def test_large_rows_equal_the_definition(
     isa: str, turn: int, scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
