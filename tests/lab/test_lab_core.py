@@ -221,6 +221,8 @@ def test_a_run_writes_everything(tmp_path: Path) -> None:
     assert data["predictions"][0]["verdict"] == "holds"
     assert data["conditions"]["threads"] == 1
     page = (tmp_path / "dice" / "findings.md").read_text()
+    for said in ("KV in bf16", "without model load and warm-up", "Headrace ", " threads"):
+        assert said in page.split("**Conditions.**")[1]
     assert "**Not resolved:** the mean is near 3.5" in page
     assert "![bars](dice.png)" in page
     assert (tmp_path / "dice" / "dice.png").read_bytes().startswith(b"\x89PNG")

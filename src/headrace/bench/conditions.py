@@ -20,6 +20,12 @@ def machine_conditions() -> dict[str, Any]:
     return host_conditions() | {"numerics_id": NUMERICS_ID}
 
 
+def activations_of(model: OpenModel) -> list[str]:
+    """Number formats in which the model's matrices read what they multiply."""
+    matrices = [t for t in model.program.weights.values() if t.rows > 1]
+    return sorted({activation_kind(t).name.lower() for t in matrices})
+
+
 def bench_conditions(model: OpenModel, config: EngineConfig, repetitions: int) -> dict[str, Any]:
     """`machine_conditions`, and everything about the model and the engine that a figure depends on;
     token counts, batch, depth and threads stand in the rows."""
@@ -30,7 +36,7 @@ def bench_conditions(model: OpenModel, config: EngineConfig, repetitions: int) -
         "quantize": model.quantize,
         "model_bytes": model.weight_bytes,
         "weights": sorted({t.format.name for t in matrices}),
-        "activations": sorted({activation_kind(t).name.lower() for t in matrices}),
+        "activations": activations_of(model),
         "kv_format": config.kv_format.value,
         "block_size": config.block_size,
         "kv_allocator": config.kv_allocator.value,

@@ -180,8 +180,23 @@ def conditions_line(data: dict[str, Any]) -> str:
         models,
         f"text: {conditions['text']}" if conditions.get("text") else "",
         _probes(conditions.get("probes", [])),
+        *_usual(conditions),
     ]
     return "; ".join(fact for fact in facts if fact) + "."
+
+
+def _usual(conditions: dict[str, Any]) -> list[str]:
+    """What holds for every figure of the run that does not say otherwise."""
+    if "kv_format" not in conditions:
+        return []
+    activations = sorted(
+        {a for m in conditions.get("models", []) for a in m.get("activations", ())}
+    )
+    return [
+        f"activations multiplied in {', '.join(activations)}" if activations else "",
+        f"KV in {conditions['kv_format']} where nothing else is said",
+        "times without model load and warm-up, taken when the work was done",
+    ]
 
 
 def _probes(probes: list[dict[str, float]]) -> str:

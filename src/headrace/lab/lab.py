@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.bench.conditions import machine_conditions
+from headrace.bench.conditions import activations_of, machine_conditions
 from headrace.engine.config import Machine
 from headrace.engine.model import OpenModel, open_model, vocabulary_of
 from headrace.errors import UsageError
@@ -180,12 +180,19 @@ class Lab:
     def conditions(self) -> dict[str, Any]:
         """What the figures of the run hold for: JSON values."""
         conditions = machine_conditions() | {"threads": self.threads, "seed": self.seed}
+        conditions |= {
+            "kv_format": "bf16",  # unless a table says another
+            "model_load_included": False,
+            "warm_up_included": False,
+            "device_synchronised": True,
+        }
         conditions["models"] = [
             {
                 "name": name,
                 "quantize": quantize,
                 "weight_bytes": model.weight_bytes,
                 "weights": sorted({t.format.name for t in model.program.weights.values()}),
+                "activations": activations_of(model),
             }
             for (name, quantize), model in self._models.items()
         ]
