@@ -153,7 +153,7 @@ class Paging(Experiment):
                 "summed over the lengths of the trace, as if nobody were in the way"
                 + ("; who finds no room for twice as much takes less" * strategy.doubles),
                 Kind.AT_LEAST if strategy.doubles else Kind.VALUE,
-                tolerance=1.05,
+                tolerance=1.01,
             )
             for strategy in STRATEGIES
         ]
@@ -166,7 +166,7 @@ class Paging(Experiment):
                 alone / together,
                 "×",
                 "summed over the steps of the trace: beginnings in use counted once",
-                tolerance=1.05,
+                tolerance=1.01,
             )
         )
         return found

@@ -83,9 +83,9 @@ class Roofline(Experiment):
     full_s = 180.0
     faults = ("mask-off-by-one", "skipped-norm")
     try_this = (
-        "`headrace lab run roofline --quick --model qwen2.5-coder-0.5b`: more bytes per op, so "
-        "fixed costs of small ops weigh less.",
-        "`--threads 1`: half the peak, but more than half the bandwidth; the ridge moves left.",
+        "`headrace lab run roofline --quick --model qwen2.5-coder-0.5b`: more bytes per op; do the "
+        "fixed costs of small ops weigh less?",
+        "`--threads 1`: half the peak; how much of the bandwidth, and where is the ridge then?",
         "`headrace bench run MODEL --ops` prints the same rows for any length and batch.",
     )
 

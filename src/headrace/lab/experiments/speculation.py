@@ -99,11 +99,15 @@ class Speculation(Experiment):
         checks = []
         with lab.stage("texts with and without guesses", 0.7):
             for name in bench.drafters:
-                texts = [bench.run(name, 3, p).tokens for p in (params, seeded)]
-                same = [a == b for a, b in zip(plain, texts, strict=True)]
-                checks.append(
-                    Check(f"plain = {name}", all(same), "24 tokens greedy, 24 tokens seeded, γ = 3")
+                runs = [bench.run(name, 3, p) for p in (params, seeded)]
+                same = plain == [run.tokens for run in runs]
+                tested = sum(run.num_tested for run in runs)
+                told = (
+                    f"24 tokens greedy, 24 tokens seeded, γ = 3: {tested} guesses tested, "
+                    f"{sum(run.num_accepted for run in runs)} stood"
                 )
+                # Equal because nobody guessed would prove nothing.
+                checks.append(Check(f"plain = {name}", same and tested > 0, told))
         with lab.stage("the law of the drawn tokens", 0.3):
             law = draw_law(bench, lab.open().tokenizer, lab.seed)
         checks.append(

@@ -116,7 +116,7 @@ def greedy_check(label: str, model: OpenModel, prompts: list[str], bound: float)
             short = float(row.max() - row[token])
             equal += short == 0
             ties += 0 < short <= 2 * bound
-            wrong += short > 2 * bound
+            wrong += not short <= 2 * bound  # or no number
     detail = f"{equal} tokens equal, {ties} near ties (closer than {2 * bound:.2g}), {wrong} wrong"
     return Check(label, wrong == 0 and equal > 0, detail)
 
