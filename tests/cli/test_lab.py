@@ -53,6 +53,7 @@ def test_show() -> None:
         (("run", "all", "--inject", "row-swap"), "name it instead of all"),
         (("run", "roofline", "--inject", "noise-key"), "does not look for the fault noise-key"),
         (("run", "roofline", "--seed", "-1"), "--seed must not be negative, not -1."),
+        (("run", "roofline", "--threads", "0"), "--threads must be 1 … 1,024, not 0."),
         (("run", "roofline", "--out", "/dev/null/x"), "--out /dev/null/x: Not a directory"),
         (("report", "no-such-directory"), "no-such-directory holds no results"),
     ],

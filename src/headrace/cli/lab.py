@@ -98,11 +98,14 @@ def run(
     """
     from headrace.lab.catalog import EXPERIMENTS, find
     from headrace.lab.lab import Settings
+    from headrace.engine.config import MAX_THREADS
     from headrace.lab.runner import run as run_experiment
 
     need_lab_extra()
     if seed < 0:
         raise UsageError(f"--seed must not be negative, not {seed}.")
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise UsageError(f"--threads must be 1 … {MAX_THREADS:,}, not {threads}.")
     experiments = [find(n) for n in EXPERIMENTS] if name == "all" else [find(name)]
     if inject is not None and len(experiments) > 1:
         raise UsageError("--inject plants a fault for one experiment; name it instead of all.")
