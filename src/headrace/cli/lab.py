@@ -96,9 +96,9 @@ def run(
     DIR/NAME holds result.json, prediction.json, findings.md and the figures; an earlier result is
     kept as DIR/NAME.previous. Exit code 0: all checks held; 1: one failed and nothing was measured.
     """
+    from headrace.engine.config import MAX_THREADS
     from headrace.lab.catalog import EXPERIMENTS, find
     from headrace.lab.lab import Settings
-    from headrace.engine.config import MAX_THREADS
     from headrace.lab.runner import run as run_experiment
 
     need_lab_extra()
