@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,6 +97,28 @@ def test_findings_are_texts() -> None:
         findings.figures(odd)
         findings.headline(odd)
         assert findings.prediction_rows(odd) == findings.condition_lines(odd) == []
+
+
+def test_findings_of_any_file_are_bounded_texts_that_can_be_sent() -> None:
+    deep: Any = []
+    for _ in range(300):
+        deep = {"a": [deep]}
+    odd = [None, True, 7, 10**400, math.nan, -math.inf, "\ud800", "x" * 10**5, deep, {}, [deep]]
+    odd += [[value] for value in odd] + [[0] * 5000]
+    keys = [*RESULT, "inject", "notes", "try_this", "checks"]
+    rows = [{"columns": ["a", "b"], "rows": [[1], [1, 2, 3], deep, 4], "name": deep, "note": 1}]
+    hostile = [RESULT | {key: value} for key in keys for value in odd] + [RESULT | {"tables": rows}]
+    for one in RESULT["predictions"], RESULT["figures"], RESULT["tables"]:  # type: ignore[index]
+        name = next(key for key in RESULT if RESULT[key] is one)
+        hostile += [RESULT | {name: [one[0] | {k: v}]} for k in one[0] for v in odd]  # type: ignore
+    for result in hostile:
+        found = findings.tables(result)
+        assert all(len(row) == len(columns) for _, columns, rows, _ in found for row in rows)
+        shown = [findings.headline(result), findings.prediction_rows(result), found,
+                 findings.check_rows(result), findings.conclusions(result),
+                 findings.figures(result), findings.condition_lines(result),
+                 findings.lines(result, "notes"), findings.lines(result, "try_this")]  # fmt: skip
+        assert len(json.dumps(shown, ensure_ascii=False).encode()) < 10**6
 
 
 def test_it_understands_the_progress_that_the_lab_prints(

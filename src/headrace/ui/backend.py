@@ -57,6 +57,11 @@ class Backend:
             follow_redirects=False,  # the key goes nowhere else
         )
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether its session has ended."""
+        return self._is_closed
+
     async def close(self) -> None:
         """Ends every open request and forgets the key."""
         self._is_closed = True

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from nicegui import Client, ui
 
 from headrace.errors import HeadraceError
 from headrace.ui.backend import Backend, BackendError
+from headrace.ui.door.here import asks_from_here
 from headrace.ui.facts.lab_desk import LabDesk
 
 _LOG = logging.getLogger("headrace.ui")
@@ -57,12 +57,11 @@ class Frame:
 
     @property
     def may_start_work(self) -> bool:
-        """Whether this visitor may start processes here: who logged in, or sits at this machine."""
+        """Whether this visitor may start processes here: who is logged in, or sits at this
+        machine."""
         if self.is_admitted:
-            return True
-        with contextlib.suppress(ValueError):
-            return ipaddress.ip_address(self.client.ip).is_loopback
-        return False
+            return not self.backend.is_closed
+        return asks_from_here(self.client.request)
 
     # ---- what a page may use ---------------------------------------------------------------------
 

@@ -1,10 +1,19 @@
-"""What a result says, as texts for a page. Pure; every value comes from a file and is only text."""
+"""What a result says, as texts for a page. Pure; every value comes from a file and is only text.
+
+Whatever the file holds, each function returns, and what it returns is bounded and can be sent.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
+
+#: Shown of one list, and of one text, at most; result.json has the rest.
+MOST_ENTRIES, MOST_CHARS = 400, 4000
+#: Lists in lists that are shown.
+MOST_DEPTH = 8
 
 VERDICTS: Mapping[str, str] = {
     "holds": "✓ holds",
@@ -18,9 +27,10 @@ CHECK_COLUMNS = ("check", "holds", "figures")
 
 def headline(result: Mapping[str, Any]) -> str:
     """One line for the list: how it ended, when."""
-    when = str(result.get("started", ""))[:16].replace("T", " ")
+    when = _text(result.get("started", ""))[:16].replace("T", " ")
     if not result.get("passed"):
-        planted = f" (fault planted: {result['inject']})" if result.get("inject") else ""
+        fault = result.get("inject")
+        planted = f" (fault planted: {_text(fault)[:40]})" if fault else ""
         return f"✗ a check failed{planted} · {when}"
     counts = [
         (word, sum(p.get("verdict") == verdict for p in _dicts(result, "predictions")))
@@ -39,11 +49,11 @@ def prediction_rows(result: Mapping[str, Any]) -> list[list[str]]:
     """Verdict table."""
     return [
         [
-            str(p.get("what", "")),
-            VERDICTS.get(str(p.get("verdict")), str(p.get("verdict"))),
-            f"{_sign(p.get('kind'))}{cell(p.get('value'))} {p.get('unit', '')}".strip(),
+            _text(p.get("what", "")),
+            VERDICTS.get(verdict := _text(p.get("verdict")), verdict),
+            f"{_sign(p.get('kind'))}{cell(p.get('value'))} {_text(p.get('unit', ''))}".strip(),
             interval(p.get("measured")),
-            str(p.get("how", "")),
+            _text(p.get("how", "")),
         ]
         for p in _dicts(result, "predictions")
     ]
@@ -52,15 +62,16 @@ def prediction_rows(result: Mapping[str, Any]) -> list[list[str]]:
 def check_rows(result: Mapping[str, Any]) -> list[list[str]]:
     """Correctness."""
     return [
-        [str(c.get("name", "")), "✓ yes" if c.get("passed") else "✗ NO", str(c.get("detail", ""))]
+        [_text(c.get("name", "")), "✓ yes" if c.get("passed") else "✗ NO",
+         _text(c.get("detail", ""))]
         for c in _dicts(result, "checks")
-    ]
+    ]  # fmt: skip
 
 
 def conclusions(result: Mapping[str, Any]) -> list[str]:
     """One sentence each; those that the error bars do not carry say so."""
     return [
-        f"{'' if c.get('resolved') else 'Not resolved: '}{c.get('text', '')}"
+        f"{'' if c.get('resolved') else 'Not resolved: '}{_text(c.get('text', ''))}"
         for c in _dicts(result, "conclusions")
     ]
 
@@ -68,29 +79,32 @@ def conclusions(result: Mapping[str, Any]) -> list[str]:
 def figures(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """(file, caption, what it shows)."""
     return [
-        (str(f.get("file", "")), str(f.get("caption", "")), str(f.get("alt", "")))
+        (_text(f.get("file", "")), _text(f.get("caption", "")), _text(f.get("alt", "")))
         for f in _dicts(result, "figures")
     ]
 
 
 def tables(result: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str]], str]]:
-    """(name, columns, rows, note)."""
-    return [
-        (
-            str(t.get("name", "")),
-            [str(c) for c in _list(t.get("columns"))],
-            [[cell(value) for value in _list(row)] for row in _list(t.get("rows"))],
-            str(t.get("note", "")),
-        )
-        for t in _dicts(result, "tables")
-    ]
+    """(name, columns, rows, note); every row as long as the columns."""
+    found = []
+    for t in _dicts(result, "tables"):
+        columns, rows = [_text(c) for c in _list(t.get("columns"))], _list(t.get("rows"))
+        texts = [[cell(value) for value in _list(row)][: len(columns)] for row in rows]
+        texts = [row + [""] * (len(columns) - len(row)) for row in texts]
+        found.append((_text(t.get("name", "")), columns, texts, _text(t.get("note", ""))))
+    return found
+
+
+def lines(result: Mapping[str, Any], name: str) -> list[str]:
+    """A list of sentences: notes, try_this."""
+    return [_text(one) for one in _list(result.get(name))]
 
 
 def condition_lines(result: Mapping[str, Any]) -> list[str]:
     """What the figures hold for: key and value."""
     found = result.get("conditions")
     return (
-        [f"{key}: {_flat(value)}" for key, value in found.items()]
+        [_text(f"{key}: {_flat(value)}") for key, value in islice(found.items(), MOST_ENTRIES)]
         if isinstance(found, dict)
         else []
     )
@@ -109,7 +123,7 @@ def cell(value: Any) -> str:
             return f"{value:.2e}"
         digits = 0 if not value else max(0, 2 - math.floor(math.log10(abs(value))))
         return f"{value:,.{digits}f}"
-    return str(value)
+    return _text(value)
 
 
 def interval(measured: Any) -> str:
@@ -127,12 +141,21 @@ def _sign(kind: Any) -> str:
     return {"at most": "≤ ", "at least": "≥ "}.get(str(kind), "")
 
 
-def _flat(value: Any) -> str:
+def _flat(value: Any, depth: int = 0) -> str:
+    if depth > MOST_DEPTH:
+        return "…"
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_flat(one)}" for key, one in value.items())
+        some = islice(value.items(), MOST_ENTRIES)
+        return ", ".join(f"{key} {_flat(one, depth + 1)}" for key, one in some)
     if isinstance(value, list):
-        return "; ".join(_flat(one) for one in value)
+        return "; ".join(_flat(one, depth + 1) for one in value[:MOST_ENTRIES])
     return cell(value)
+
+
+def _text(value: Any) -> str:
+    """A text that can be sent: halves of characters, as JSON may hold them, cannot."""
+    whole = _flat(value) if isinstance(value, list | dict) else str(value)
+    return whole[:MOST_CHARS].encode("utf-8", "replace").decode()
 
 
 def _dicts(result: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
@@ -140,4 +163,4 @@ def _dicts(result: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
 
 
 def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+    return value[:MOST_ENTRIES] if isinstance(value, list) else []

@@ -119,13 +119,18 @@ class _Lab:
 
     # ---- running ------------------------------------------------------------------------------
 
+    def _may_not(self) -> bool:
+        """Says so to a visitor who may neither start nor stop runs."""
+        if self._frame.may_start_work:
+            return False
+        self._frame.say(
+            "Experiments are started and stopped from this machine itself, or after a log-in with "
+            "a key."
+        )
+        return True
+
     async def _begin(self) -> None:
-        if not self._frame.may_start_work:
-            self._frame.say(
-                "Experiments are started from this machine itself, or after a log-in with a key."
-            )
-            return
-        if self._chosen is None:
+        if self._chosen is None or self._may_not():
             return
         self._frame.be_quiet()
         fault = None if self._fault.value == _NO_FAULT else str(self._fault.value)
@@ -136,7 +141,8 @@ class _Lab:
         self._watch()
 
     async def _stop(self) -> None:
-        await self._desk.stop()
+        if not self._may_not():
+            await self._desk.stop()
 
     def _watch(self) -> None:
         """Shows how the run stands; four times a second, and only what changed."""
@@ -206,7 +212,7 @@ class _Lab:
                     for sentence in sentences:
                         with ui.element("li"):
                             ui.label(sentence)
-            version = str(found.get("started", ""))
+            version = findings.cell(found.get("started"))[:40]
             for file, caption, alt in findings.figures(found):
                 _picture(name, file, caption, alt, version)
         opened = "" if found.get("passed") else "open"
@@ -218,12 +224,12 @@ class _Lab:
                 if note:
                     ui.label(note).classes("hr-soft")
         with _fold("Conditions"):
-            for line in [*findings.condition_lines(found), *map(str, found.get("notes") or ())]:
+            for line in [*findings.condition_lines(found), *findings.lines(found, "notes")]:
                 ui.label(line).classes("hr-soft")
-        if found.get("try_this"):
+        if suggestions := findings.lines(found, "try_this"):
             with _fold("Try this next"):
-                for line in found["try_this"]:
-                    ui.label(str(line))
+                for line in suggestions:
+                    ui.label(line)
 
 
 def _fold(title: str, opened: str = "") -> ui.element:
