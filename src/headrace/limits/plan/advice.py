@@ -239,7 +239,8 @@ def _speculation(planner: Planner, row: Row) -> Advice:
     gain = (1 - ACCEPTED ** (GUESSES + 1)) / (1 - ACCEPTED) / cost
     text = (
         f"Testing {GUESSES} guesses per request makes a step {figures(cost)} × as long; where "
-        f"{ACCEPTED:.0%} of them pass, generation is {figures(gain)} × as fast"
+        f"{ACCEPTED:.0%} of them pass and guessing costs nothing, generation is {figures(gain)} × "
+        "as fast"
     )
     text += "." if gain > 1.05 else ": arithmetic has nothing to spare here; leave it off."
     return Advice(Stage.LOSSLESS, "speculation", gain > 1.05, text)
