@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from headrace.lab.experiments.kv_cache import _growth, _totals
+from headrace.lab.kv_cache.steps import growth, totals
 from headrace.lab.parts.kv_memory import BLOCK, CHECK_VALUES, KVShape, variations, write_cache
 from headrace.lab.parts.memory import FreshProcesses, anonymous_bytes, peak_of
 from headrace.lab.parts.random_model import random_model
@@ -63,15 +63,15 @@ def _touch(num_bytes: int) -> tuple[int, int, int]:
 
 def test_totals_of_steps_that_lie_on_a_line() -> None:
     lengths = [10, 20, 40, 80]
-    totals = _totals(lengths, [float(s) for s in lengths])
+    sums = totals(lengths, [float(s) for s in lengths])
     exact = [sum((2 * i + 1) / 2 for i in range(s)) for s in lengths]  # the line's integral
-    for (a, b), (c, d) in zip(itertools.pairwise(totals), itertools.pairwise(exact), strict=True):
+    for (a, b), (c, d) in zip(itertools.pairwise(sums), itertools.pairwise(exact), strict=True):
         assert b - a == pytest.approx(d - c)
 
 
 def test_growth_is_that_of_each_run_and_its_width_that_between_runs() -> None:
     lengths = [64, 256, 512, 1024]
     runs = [[1.0, *(3e-6 * s**e for s in lengths[1:])] for e in (1.9, 2.0, 2.2)]
-    found = _growth(lengths, runs)
+    found = growth(lengths, runs)
     assert found.ends == pytest.approx((2.0, 1.9, 2.2))
     assert found.n == 3
