@@ -16,7 +16,7 @@ from headrace.bench.rows import rows_of
 from headrace.bench.run import BenchResult, ThreadResult
 from headrace.bench.tables import aligned, figures
 from headrace.limits.bound import bound
-from headrace.limits.rates import MachineRates, median_rates
+from headrace.limits.rates import MachineRates, best_rates, median_rates
 from headrace.ops.cost import CostModel
 from headrace.ops.counts import Chunk
 from headrace.verify.ladder import Report
@@ -90,6 +90,7 @@ def test_rates_are_medians_field_by_field() -> None:
     middle = median_rates([rates(3e9, 1e9), rates(1e9, 3e9), rates(2e9, 2e9)])
     assert (middle.read_bytes_per_s, middle.int8_ops_per_s) == (2e9, 2e9)
     assert median_rates([rates(1e9), rates(2e9)]).read_bytes_per_s == 1.5e9
+    assert best_rates([rates(3e9, 1e9), rates(1e9, 3e9)]) == rates(3e9, 3e9)
 
 
 # ---- formats ------------------------------------------------------------------------------------

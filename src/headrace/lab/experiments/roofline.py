@@ -20,7 +20,7 @@ from headrace.lab.values import Check, Findings, Prediction
 from headrace.lab.values import Kind as Meant
 from headrace.limits.bound import bound
 from headrace.limits.op_rows import OpRow, by_place
-from headrace.limits.rates import MachineRates, median_rates
+from headrace.limits.rates import MachineRates, best_rates
 from headrace.ops.cost import CostModel
 from headrace.ops.counts import Chunk, StepCost
 from headrace.ops.kv import KVFormat
@@ -173,8 +173,9 @@ class Roofline(Experiment):
                     f"{_at_roof(point.roof)}."
                 )
         findings.notes.append(
-            "Rates are those of the probes before each repetition; timing every op costs each a "
-            "barrier and a clock, so these steps are a little slower than unprofiled ones."
+            "Rates are the best of the probes up to each step, since others on the machine only "
+            "make a probe slower; timing every op costs each a barrier and a clock, so these "
+            "steps are a little slower than unprofiled ones."
         )
 
 
@@ -188,7 +189,8 @@ def bound_share(cost: StepCost, rates: MachineRates) -> float:
 def _profile(
     lab: Lab, steps: Sequence[_Step], *, repetitions: int
 ) -> tuple[dict[str, list[tuple[OpRow, ...]]], MachineRates]:
-    """Rows of every step, repetition by repetition in turns; the median of the probes."""
+    """Rows of every step, repetition by repetition in turns, and the best of the probes. A roof is
+    what the machine can, so that of a step is the best of all probes up to it."""
     model = lab.open()
     threads = lab.threads
     config = make_config(model, [step.case for step in steps], Settings(), threads)
@@ -199,15 +201,15 @@ def _profile(
     for repetition in range(repetitions + 1):  # the first warms up
         lab.tell(f"repetition {repetition} of {repetitions}", repetition / (repetitions + 1))
         for step in steps:
-            rates = lab.rates()
+            probes.append(lab.rates())
+            rates = best_rates(probes)
             costs = lab.costs(kv_format=KVFormat(config.kv_format), cache_bytes=rates.llc_bytes)
             tables = profile_case(engine, executor, step.case, costs, rates, by_place)
             assert tables
             assert tables[-1].step.startswith("one token") == (step.key != "prefill")
             if repetition:
-                probes.append(rates)
                 found[step.key].append(tables[-1].rows)
-    return found, median_rates(probes)
+    return found, best_rates(probes)
 
 
 def _total(profiles: Sequence[tuple[OpRow, ...]]) -> list[float]:
