@@ -84,6 +84,32 @@ def test_the_directory_is_the_same(config: Path, machine: str) -> None:
     assert file == directory
 
 
+def test_quantised_files_keep_their_embedding(config: Path, machine: str) -> None:
+    """As AWQ, GPTQ and FP8 files do: --quant says the same, and 4 bits are not all of it."""
+    for method, quant in (({"quant_method": "awq", "bits": 4}, "int4"),
+                          ({"quant_method": "fp8"}, "fp8")):  # fmt: skip
+        expected = planned(str(config), "--hardware", machine, "--quant", quant)
+        config.write_text(json.dumps(CONFIG | {"quantization_config": method}))
+        assert planned(str(config), "--hardware", machine)["rows"] == expected["rows"]
+        config.write_text(json.dumps(CONFIG))
+    tables = 2 * 2 * 1000 * 256
+    assert expected["rows"][0]["memory_bytes"]["weights"] == (
+        tables + (WEIGHT_BYTES - tables) // 2 + NORM_BYTES
+    )
+
+
+def test_the_text_part_of_gemma3_says_only_what_differs(tmp_path: Path, machine: str) -> None:
+    """A file like that of the 4B names neither vocabulary nor heads; the built-in one does."""
+    file = tmp_path / "config.json"
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240,
+            "num_hidden_layers": 34, "sliding_window": 1024}  # fmt: skip
+    file.write_text(
+        json.dumps({"model_type": "gemma3", "text_config": text, "torch_dtype": "bfloat16"})
+    )
+    found, known = (planned(name, "--hardware", machine) for name in (str(file), "gemma3-4b"))
+    assert found["rows"] == known["rows"]
+
+
 @pytest.mark.models
 def test_a_header_is_enough(tmp_path: Path, machine: str) -> None:
     """The first part of the file, cut off where the tensors begin, plans as the whole file does."""
@@ -279,6 +305,30 @@ def test_the_command_to_start_is_one_and_holds_what_was_planned(concurrency: str
     assert config.max_num_batched_tokens == question.budget("cpu", int(concurrency))
 
 
+def test_several_gpus_by_memory() -> None:
+    """Weights and KV over n, buffers on each: 2 hold one request, 4 hold 64."""
+    table = plan(ask("llama-3.1-70b", hardware="h100", context="8k", concurrency="1,64"))
+    verdict = table.recommendation.verdicts[0]
+    assert "By memory, 2 hold one and 4 hold all 64, if weights and cache are split" in verdict
+    for row, gpus in zip(table.rows, (2, 4), strict=True):
+        memory, limit = row.memory, 80e9
+        share = memory.weights + memory.kv
+        assert share / gpus + memory.activations <= limit < share / (gpus - 1) + memory.activations
+
+
+def test_the_command_below_the_closed_forms_is_the_programs() -> None:
+    """Its pools, and how many fit them: one fewer than by the closed form."""
+    asked = {"hardware": "h100", "context": "1024", "concurrency": "64"}
+    paper = plan(ask("llama-2-13b", formula="paper", **asked))
+    program = plan(ask("llama-2-13b", **asked))
+    assert (paper.rows[0].max_concurrency, program.rows[0].max_concurrency) == (64, 63)
+    assert paper.serve == program.serve
+    note = "Fused kernels, speculation and the command are by the model's program"
+    assert note in paper.recommendation.note
+    assert note in text(paper, 200)
+    assert note not in text(program, 200)
+
+
 # ---- bad input ----------------------------------------------------------------------------------
 
 
@@ -346,6 +396,21 @@ def test_bad_input_is_one_sentence(arguments: list[str], words: str) -> None:
         (b'{"model_type": {}, "text_config": {"model_type": []}}', "model_type"),
         (json.dumps(CONFIG | {"hidden_size": 1e30}).encode(), "hidden_size"),
         (json.dumps(CONFIG | {"quantization_config": {"quant_method": "zip"}}).encode(), "'zip'"),
+        (json.dumps(CONFIG | {"quantization_config": ["x"]}).encode(), "without a quant_method"),
+        (b'{"architectures": ["LlamaForCausalLM"]}', "has no model_type"),
+        # Mixtral, Qwen3-MoE, gpt-oss and DeepSeek-V3 in the words of their files
+        (b'{"model_type": "mixtral", "num_local_experts": 8}', "a mixture of 8 experts, which"),
+        (b'{"model_type": "qwen3_moe", "num_experts": 128}', "a mixture of 128 experts, which"),
+        (
+            b'{"model_type": "gpt_oss", "num_local_experts": 32, '
+            b'"quantization_config": {"quant_method": "mxfp4"}}',
+            "a mixture of 32 experts, which",
+        ),
+        (
+            b'{"model_type": "deepseek_v3", "n_routed_experts": 256, "kv_lora_rank": 512}',
+            "a mixture of 256 experts and latent attention (MLA), which",
+        ),
+        (json.dumps(CONFIG | {"num_experts": 4}).encode(), "it plans dense models"),
     ],
 )
 def test_bad_files_are_one_sentence(content: bytes, words: str, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from enum import Enum
 
 from headrace.limits.bound import Peaks, bound
 from headrace.limits.plan.formats import Fp8KV, requantized, weight_format
+from headrace.limits.plan.hardware import Hardware
 from headrace.limits.plan.overrides import Overrides, changed_model
 from headrace.limits.plan.question import Question
 from headrace.limits.plan.row import Row
@@ -27,6 +28,12 @@ GUESSES, ACCEPTED = 4, 0.7
 CLOSE = 0.1
 #: Formats that the hardware's engines serve in, from wide to narrow.
 NARROWER = {"cpu": ("q8_0", "q4_k"), "gpu": ("fp8", "int4"), "apple": ("q8_0", "q4_k")}
+
+#: Below a table of closed forms, which know no fused ops, no blocks and no buffers.
+PROGRAM_NOTE = (
+    "Fused kernels, speculation and the command are by the model's program, the rest by the closed "
+    "forms."
+)
 
 
 class Stage(Enum):
@@ -50,12 +57,13 @@ class Advice:
 @dataclass(frozen=True, slots=True)
 class Recommendation:
     """verdicts: one sentence per hardware. choice: which to take and why. focus: the row that the
-    steps are about, None without any known row."""
+    steps are about, None without any known row. note: what has to be said of the steps."""
 
     verdicts: tuple[str, ...]
     choice: str
     focus: Row | None
     steps: tuple[Advice, ...]
+    note: str = ""
 
 
 def recommend(planner: Planner, rows: Sequence[Row]) -> Recommendation:
@@ -65,8 +73,11 @@ def recommend(planner: Planner, rows: Sequence[Row]) -> Recommendation:
         by_hardware.setdefault(row.hardware.name, []).append(row)
     verdicts = tuple(_verdict(planner, group) for group in by_hardware.values())
     choice, focus = _choice(rows)
-    steps = () if focus is None or focus.times is None else tuple(_steps(planner, focus))
-    return Recommendation(verdicts, choice, focus, steps)
+    if focus is None:
+        return Recommendation(verdicts, choice, None, ())
+    steps = () if focus.times is None else tuple(_steps(planner, focus))
+    note = PROGRAM_NOTE if planner.question.formula == "paper" else ""
+    return Recommendation(verdicts, choice, focus, steps, note)
 
 
 # ---- hardware -----------------------------------------------------------------------------------
@@ -80,14 +91,11 @@ def _verdict(planner: Planner, rows: Sequence[Row]) -> str:
     most = rows[0].max_concurrency or 0
     context = f"{question.context:,} tokens"
     largest = max(rows, key=lambda r: r.concurrency)
-    if not most:
-        one = planner.memory(hardware, question.context, 1).total
-        together = -(-one // int(hardware.memory_bytes))
-        return (
-            f"{name}: not even one request of {context} fits, by "
-            f"{shown_gb(one - hardware.memory_bytes)} GB; split over {together} of them it might."
-        )
     asked = largest.concurrency
+    if not most:
+        missing = planner.memory(hardware, question.context, 1).total - hardware.memory_bytes
+        text = f"{name}: not even one request of {context} fits, by {shown_gb(missing)} GB."
+        return text + _several(planner, hardware, asked)
     requests = f"{asked:,} request{'s' if asked > 1 else ''} of {context}"
     if largest.fits:
         verb = "fit" if asked > 1 else "fits"
@@ -100,6 +108,7 @@ def _verdict(planner: Planner, rows: Sequence[Row]) -> str:
             f"{name}: {requests} need {shown_gb(-(largest.free_bytes or 0))} GB more than there "
             f"are; {most:,} fit, or {asked:,} of {largest.max_context or 0:,} tokens."
         )
+        text += _several(planner, hardware, asked)
     if largest.within_targets is not None:
         text += (
             f" Within the targets: up to {largest.within_targets:,} at once."
@@ -107,6 +116,30 @@ def _verdict(planner: Planner, rows: Sequence[Row]) -> str:
             else " The targets are missed even by one request alone."
         )
     return text
+
+
+def _several(planner: Planner, hardware: Hardware, asked: int) -> str:
+    """How many GPUs would hold one request, and those asked for, if weights and cache are split
+    evenly and every GPU has buffers of its own; "" where no number of them does."""
+    limit, context = hardware.memory_bytes, planner.question.context
+    if hardware.kind != "gpu" or limit is None:
+        return ""
+    needed: dict[int, int] = {}  # GPUs → requests
+    for requests in (1, asked):
+        memory = planner.memory(hardware, context, requests)
+        room = limit - memory.activations - memory.overhead
+        if room <= 0:
+            return ""
+        needed[math.ceil((memory.weights + memory.kv) / room)] = requests
+    held = [
+        f"{gpus:,} hold {'one' if requests == 1 else f'all {requests:,}'}"
+        for gpus, requests in needed.items()
+        if gpus > 1
+    ]
+    return (
+        f" By memory, {' and '.join(held)}, if weights and cache are split evenly; times of "
+        "several are not planned."
+    )
 
 
 def _choice(rows: Sequence[Row]) -> tuple[str, Row | None]:
@@ -125,7 +158,7 @@ def _choice(rows: Sequence[Row]) -> tuple[str, Row | None]:
                 "read_bytes_per_s=1e12."
             )
         else:
-            text = "Nothing asked here fits; the steps below would change that."
+            text = "Nothing asked here fits; the steps below need less."
         return text, best
     priced = [r for r in fitting if r.usd_per_mtok is not None]
     if priced:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.limits.plan.advice import Recommendation, recommend
@@ -69,6 +69,7 @@ class BudgetTable:
             "recommendation": {
                 "verdicts": list(self.recommendation.verdicts),
                 "choice": self.recommendation.choice,
+                "note": self.recommendation.note,
                 "steps": [
                     {"stage": s.stage.value, "title": s.title, "worth": s.worth, "text": s.text}
                     for s in self.recommendation.steps
@@ -99,5 +100,8 @@ def plan(question: Question) -> BudgetTable:
         weight_format=main_format(program).name,
         concurrency=focus.concurrency,
     )
+    if question.formula == "paper":  # which knows no blocks and no buffers
+        program_question = replace(question, formula="program")
+        focus = planner.asked(program_question).row(focus.hardware, focus.concurrency)
     serve = None if focus.max_concurrency == 0 else serve_command(question, focus)
     return BudgetTable(question, rows, recommendation, engines, serve)

@@ -94,7 +94,7 @@ def find_hardware(name: str) -> Hardware:
         near = difflib.get_close_matches(name.lower(), [*table, "local"], n=3, cutoff=0.4)
         hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(table)}."
         raise UsageError(
-            f"There is no hardware {name!r}. {hint} Also local (this machine) or a .toml file."
+            f"There is no hardware {name[:80]!r}. {hint} Also local (this machine) or a .toml file."
         )
     return found
 

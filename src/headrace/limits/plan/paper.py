@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.limits.plan.memory import MemoryPlan
+from headrace.limits.plan.times import Limiter
 from headrace.limits.rates import MachineRates
 from headrace.models.config import ModelConfig
 from headrace.models.outline import ModelOutline
@@ -61,6 +62,19 @@ class Paper:
         """Of one prompt alone."""
         compute = 2 * self.num_parameters * prompt / peak_ops_per_s
         return max(compute, self.step_bytes(prompt, 1) / rates.read_bytes_per_s)
+
+    def decode_limiter(self, context: int, concurrency: int) -> Limiter:
+        """What a step reads most; arithmetic is not in its form."""
+        kv = concurrency * context * self.kv_bytes_per_position
+        return Limiter("memory", "KV" if kv > self.parameter_bytes else "weights", 0.0)
+
+    def prefill_limiter(self, prompt: int, rates: MachineRates, peak_ops_per_s: float) -> Limiter:
+        """The longer of the two of `ttft_s`."""
+        compute = 2 * self.num_parameters * prompt / peak_ops_per_s
+        memory = self.step_bytes(prompt, 1) / rates.read_bytes_per_s
+        shorter, longer = sorted((compute, memory))
+        by = "compute" if compute >= memory else "memory"
+        return Limiter(by, self.decode_limiter(prompt, 1).most, shorter / longer)
 
     def critical_positions(self) -> float:
         """Cached positions that weigh as much as the parameters."""

@@ -217,7 +217,7 @@ def time_legend(table: BudgetTable, heads: Collection[str]) -> str:
         "together": "tok/s of all",
         "sustained": "the same with their prompts",
         "$/Mtok": "with prompts" if q.output else "generation alone",
-        "bound by": "prompts, generation",
+        "bound by": f"prompts, generation{' (of the bound)' if table.estimated else ''}",
     }
     return f"{first} {_legend(words, heads)}"
 
@@ -240,6 +240,7 @@ def _recommendation(table: BudgetTable, width: int, style: Style) -> Iterator[st
         yield style(
             "title", f"What to do with {focus.hardware.name} at {focus.concurrency} at once"
         )
+        yield from _wrapped(found.note, width, style)
         yield from _steps(table, width, style)
     if table.engines:
         yield ""
@@ -361,6 +362,8 @@ def markdown(table: BudgetTable) -> str:
     lines += ["", "## Recommendation", "", *(f"- {v}" for v in found.verdicts)]
     if found.choice:
         lines += ["", f"**{found.choice}**"]
+    if found.note:
+        lines += ["", found.note]
     for number, stage in enumerate(Stage, 1):
         lines += ["", f"{number}. {stage.value}"]
         lines += [

@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from headrace.errors import ModelFileError, UsageError
@@ -20,7 +21,7 @@ from headrace.formats.gguf_header import MAGIC
 from headrace.formats.safetensors_header import parse_json_object
 from headrace.formats.sources import alias_path
 from headrace.limits.plan.builtin import built_in_models
-from headrace.limits.plan.formats import FP8, INT4, INT8, main_format
+from headrace.limits.plan.formats import FP8, INT4, INT8, main_format, requantized
 from headrace.models import catalog
 from headrace.models.outline import ModelOutline, outline_from_gguf, outline_from_hf, uniform
 from headrace.quant.formats import BF16, F16, F32, NumberFormat
@@ -29,6 +30,20 @@ from headrace.quant.tensor import TensorSpec
 MAX_CONFIG_BYTES = 16 << 20
 _DTYPES = {"float32": F32, "float16": F16, "bfloat16": BF16}
 _POSITIONS = ("rope_scaling", "rope_parameters")
+_STORED = ("dtype", "torch_dtype", "quantization_config")
+#: Words of config.json that say how many experts a layer has.
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+#: What Gemma 3's text_config leaves away where it is as in the first of them (transformers,
+#: Gemma3TextConfig).
+_GEMMA3_TEXT: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,26 +170,52 @@ def _from_json(path: Path, name: str, servable: str | None) -> PlanModel:
 def _from_config(config: Mapping[str, Any], source: str) -> ModelOutline:
     inner = config.get("text_config")
     if str(config.get("model_type")) not in catalog.HF_MODEL_TYPES and isinstance(inner, dict):
-        config = inner  # the text part of a model that also sees
+        gemma3 = inner.get("model_type") == "gemma3_text"
+        stored = {key: config[key] for key in _STORED if key in config}
+        config = {**stored, **(_GEMMA3_TEXT if gemma3 else {}), **inner}  # of one that also sees
+    _refuse_other_kinds(config, source)
     words = {key: value for key, value in config.items() if key not in _POSITIONS}
-    return outline_from_hf(words, source=source, format_of=uniform(_stored_as(config, source)))
+    stored_in, quantised = _stored_as(config, source)
+    program = outline_from_hf(words, source=source, format_of=uniform(stored_in))
+    return program if quantised is None else requantized(program, quantised)
 
 
-def _stored_as(config: Mapping[str, Any], source: str) -> NumberFormat:
-    """The format of a config.json's matrices."""
-    quantised = config.get("quantization_config")
-    if isinstance(quantised, dict):
-        method, bits = quantised.get("quant_method"), quantised.get("bits")
-        if method == "fp8":
-            return FP8
-        if method in ("gptq", "awq") and bits in (4, 8):
-            return INT4 if bits == 4 else INT8
+def _refuse_other_kinds(config: Mapping[str, Any], source: str) -> None:
+    """Raises ModelFileError for what a sum over dense layers would get wrong, whatever model_type
+    says."""
+    kinds = []
+    experts = max((n for key in _EXPERTS if isinstance(n := config.get(key), int)), default=0)
+    if experts > 1:
+        kinds.append(f"a mixture of {experts:,} experts")
+    if config.get("kv_lora_rank") is not None:
+        kinds.append("latent attention (MLA)")
+    if kinds:
         raise ModelFileError(
-            f"{source}: quantization_config {str(method)[:40]!r} is not known here; plan with the "
-            "unquantised model's config.json and --quant instead."
+            f"{source}: this model has {' and '.join(kinds)}, which headrace plan does not count: "
+            "it plans dense models with ordinary KV caches only."
         )
+    if "model_type" not in config:
+        raise ModelFileError(f"{source} has no model_type, so nobody can say what model it is.")
+
+
+def _stored_as(config: Mapping[str, Any], source: str) -> tuple[NumberFormat, NumberFormat | None]:
+    """The format of a config.json's plain matrices, and that of its quantised ones, if any."""
     dtype = config.get("dtype", config.get("torch_dtype", "bfloat16"))
-    return _DTYPES.get(str(dtype).removeprefix("torch."), BF16)
+    plain = _DTYPES.get(str(dtype).removeprefix("torch."), BF16)
+    quantised = config.get("quantization_config")
+    if quantised is None:
+        return plain, None
+    method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+    bits = quantised.get("bits") if isinstance(quantised, dict) else None
+    if method == "fp8":
+        return plain, FP8
+    if method in ("gptq", "awq") and bits in (4, 8):
+        return plain, INT4 if bits == 4 else INT8
+    name = f"quant_method {str(method)[:40]!r}" if method else "without a quant_method"
+    raise ModelFileError(
+        f"{source}: quantization_config {name} is not known here; remove it from the file and say "
+        "--quant int4 (or fp8, int8, mxfp4, nvfp4) instead."
+    )
 
 
 def _describe(title: str, program: ModelOutline) -> str:

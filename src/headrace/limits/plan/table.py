@@ -130,27 +130,31 @@ class Planner:
         rates = rates_of(hardware, self.weights)
         if rates is None:
             return None
-        costs = self.costs(hardware)
+        if self.question.formula == "paper":
+            return self._paper_times(load, rates)
+        costs, clock = self.costs(hardware), self.clock(hardware, rates)
+        step = tpot_s(load, clock)
         decode = limiter(costs.step(chunks_of(decode_step(load))), rates)
-        paper = self.question.formula == "paper"
-        clock = self.clock(hardware, rates)
-        step = (
-            self.paper.tpot_s(decode_contexts(load)[1], load.concurrency, rates)
-            if paper
-            else tpot_s(load, clock)
-        )
         if not knows_peaks(rates):
             return Times(None, None, step, None, None, decode)
         prefill = limiter(costs.step(chunks_of(prompt_step(load))), rates)
-        if paper:
-            one = self.paper.ttft_s(load.prompt, rates, peak_of(self.weights.name, rates))
-            return Times(one * (load.concurrency + 1) / 2, one, step, one, prefill, decode)
         alone = joining_s(load.alone(), clock)
         if load.concurrency == 1:
             burst = joining = alone
         else:
             burst, joining = burst_s(load, clock), joining_s(load, clock)
         return Times(burst, joining, step, alone, prefill, decode)
+
+    def _paper_times(self, load: Load, rates: MachineRates) -> Times:
+        context, n = decode_contexts(load)[1], load.concurrency
+        step = self.paper.tpot_s(context, n, rates)
+        decode = self.paper.decode_limiter(context, n)
+        if not knows_peaks(rates):
+            return Times(None, None, step, None, None, decode)
+        peak = peak_of(self.weights.name, rates)
+        one = self.paper.ttft_s(load.prompt, rates, peak)
+        prefill = self.paper.prefill_limiter(load.prompt, rates, peak)
+        return Times(one * (n + 1) / 2, one, step, one, prefill, decode)
 
     def costs(self, hardware: Hardware) -> CostModel:
         cache = None if hardware.cache_bytes is None else int(hardware.cache_bytes)

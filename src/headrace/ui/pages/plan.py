@@ -205,6 +205,8 @@ class _Plan:
                 ui.label(
                     f"What to do with {focus.hardware.name} at {focus.concurrency} at once"
                 ).classes("hr-subtitle")
+                if found.note:
+                    ui.label(found.note).classes("hr-soft")
                 for stage, lines in planning.steps(plan.table):
                     if lines:
                         ui.label(stage).style("font-weight: 600; font-size: 13px")
