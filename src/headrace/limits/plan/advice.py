@@ -165,15 +165,36 @@ def _choice(rows: Sequence[Row]) -> tuple[str, Row | None]:
         best = min(priced, key=lambda r: r.sustained_usd_per_mtok or r.usd_per_mtok or 0.0)
         cost = best.sustained_usd_per_mtok or best.usd_per_mtok
         why = f"${shown_usd(cost)} per million tokens, the least of what fits"
-        unpriced = names - {r.hardware.name for r in priced}
-        if unpriced:
-            why += f" and has a price ({', '.join(sorted(unpriced))}: no price, or nothing fits)"
+        others = _left_out(rows, {r.hardware.name for r in priced})
+        if others:
+            why += f" and has a price ({others})"
     else:
         best = max(fitting, key=lambda r: r.total_tok_per_s or 0.0)
         why = f"{figures(best.total_tok_per_s or 0)} tok/s together, the most of what fits"
     if len(names) == 1 and len(rows) == 1:
         return "", best
     return f"{best.hardware.name} with {best.concurrency} at once: {why}.", best
+
+
+def _left_out(rows: Sequence[Row], compared: set[str]) -> str:
+    """Hardware that no price compares, grouped by why: `a, b: no price; c: does not fit`."""
+    by_hardware: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.hardware.name not in compared:
+            by_hardware.setdefault(row.hardware.name, []).append(row)
+    by_reason: dict[str, list[str]] = {}
+    for name, group in by_hardware.items():
+        fitting = [r for r in group if r.fits]
+        if any(r.times is not None and r.meets is not False for r in fitting):
+            reason = "no price"
+        elif any(r.times is not None for r in fitting):
+            reason = "misses the targets"
+        elif fitting or group[0].hardware.memory_bytes is None:
+            reason = "not all of its numbers are known"
+        else:
+            reason = "does not fit"
+        by_reason.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
 
 
 def _nearest(rows: Sequence[Row]) -> Row | None:
@@ -244,8 +265,9 @@ def _fusion(planner: Planner, row: Row) -> Advice:
     limit = bound(planner.costs(row.hardware).step(chunks_of(decode_step(load))), rates, Peaks.OWN)
     gain = limit.serial_s / limit.bound_s
     text = (
-        f"Perfect ops one after another take {figures(gain)} × the bound of a step that "
-        "generates; every value that goes through memory between two ops adds to it."
+        f"A step that generates would take {figures(gain)} × its bound with every op at its own "
+        "limit, one after another; values that go through memory between two ops come on top, and "
+        "fusing saves those."
     )
     return Advice(Stage.LOSSLESS, "fused kernels", gain > 1.05, text)
 
