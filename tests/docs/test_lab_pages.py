@@ -30,9 +30,11 @@ def test_every_experiment_has_a_page(name: str) -> None:
         assert heading in text, heading
     faults = find(name).faults
     assert all(fault in text for fault in faults)
-    marks = re.findall(r"<!-- lab:([\w-]+):[^>]+ -->\n(.*?)<!-- /lab -->", text, re.DOTALL)
-    assert marks, "the figures of the page come from a result"
-    for experiment, content in marks:
+    marks = re.findall(r"<!-- lab:([\w-]+):([^>]+) -->\n(.*?)<!-- /lab -->", text, re.DOTALL)
+    parts = [part for _, part, _ in marks]
+    assert {"checks", "predictions", "conclusions", "conditions"} <= {*parts}
+    assert parts.index("checks") < parts.index("predictions"), "correct first"
+    for experiment, _, content in marks:
         assert experiment == name
         assert content.strip(), "tools/write_lab_docs.py fills it"
     images = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)

@@ -121,7 +121,7 @@ class Speculation(Experiment):
             Check(
                 "the same test refuses the draft model's distribution",
                 law.p_draft < 1e-6,
-                f"p = {law.p_draft:.1e}",
+                f"p {'=' if law.p_draft else '<'} {law.p_draft or 1e-300:.0e}",
             )
         )
         lab.kept["law"] = law
