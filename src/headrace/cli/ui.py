@@ -47,7 +47,8 @@ def ui(
 def _is_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        named = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        return named and url.isprintable() and "@" not in parts.netloc  # pages show it to anybody
     except ValueError:
         return False
 

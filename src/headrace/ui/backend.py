@@ -5,23 +5,27 @@ Every failure becomes a `BackendError`: one sentence for the page. Knows no page
 
 from __future__ import annotations
 
-import json
+import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import httpx
 
 from headrace.errors import EndpointError
 from headrace.ui.facts.feed import Feed
+from headrace.ui.wire import event_data, value_of, whole_body
 
 #: Seconds to connect, and for an answer that is no stream.
 CONNECT_S = 5.0
 ANSWER_S = 30.0
 #: Of a stream: the server breaks silence with a comment after 5 s.
 SILENCE_S = 60.0
-#: Longest event of a stream; a server that sends more is not one of ours.
+#: Longest event of a stream and longest answer; a server that sends more is not one of ours.
 MAX_EVENT_BYTES = 8 << 20
+MAX_ANSWER_BYTES = 64 << 20
+
+_FAILURES = (httpx.HTTPError, httpx.InvalidURL, TimeoutError, RuntimeError, ValueError)
 
 #: What a stream gives; to be closed (contextlib.aclosing) when it is left early.
 Events = AsyncGenerator[dict[str, Any], None]
@@ -50,7 +54,8 @@ class Backend:
         self.feed = Feed(lambda interval_s: self.events("/events", interval=interval_s))
         self._http = httpx.AsyncClient(
             base_url=self.url,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers={"Accept-Encoding": "identity"}  # what is unpacked has no bound
+            | ({"Authorization": f"Bearer {key}"} if key else {}),
             timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
             limits=httpx.Limits(max_connections=64),
             trust_env=False,  # the server is where the operator said, behind no proxy
@@ -87,10 +92,11 @@ class Backend:
 
     async def model_name(self) -> str:
         """What the server calls its model. Raises BackendError."""
-        models = (await self.get("/v1/models")).get("data") or []
-        if not models:
-            raise BackendError("The server has no model.", "failed")
-        return str(models[0]["id"])
+        answer = await self.get("/v1/models")
+        try:
+            return str(answer["data"][0]["id"])[:200]
+        except (LookupError, TypeError) as error:
+            raise _unreachable(self.url, error) from None
 
     async def wants_key(self) -> bool | None:
         """Whether the server refuses this client for lack of a valid key; None: nobody says, since
@@ -109,11 +115,15 @@ class Backend:
     async def _ask(self, method: str, path: str, **options: Any) -> Any:
         self._use()
         try:
-            answer = await self._http.request(method, path, **options)
+            async with (
+                asyncio.timeout(ANSWER_S),
+                self._http.stream(method, path, **options) as answer,
+            ):
+                body = await whole_body(answer.aiter_raw(), MAX_ANSWER_BYTES)
             if answer.status_code != 200:
-                raise _refusal(answer)
-            return answer.json()
-        except (httpx.HTTPError, httpx.InvalidURL, RuntimeError, ValueError) as error:
+                raise _refusal(answer, body)
+            return value_of(body)
+        except _FAILURES as error:
             raise _unreachable(self.url, error) from None
 
     async def _events(self, method: str, path: str, **options: Any) -> Events:
@@ -122,41 +132,26 @@ class Backend:
         try:
             async with self._http.stream(method, path, timeout=timeout, **options) as answer:
                 if answer.status_code != 200:
-                    await answer.aread()
-                    raise _refusal(answer)
-                async for data in _server_sent(answer):
-                    event = json.loads(data)
+                    async with asyncio.timeout(ANSWER_S):
+                        body = await whole_body(answer.aiter_raw(), MAX_EVENT_BYTES)
+                    raise _refusal(answer, body)
+                async for data in event_data(answer.aiter_raw(), MAX_EVENT_BYTES):
+                    event = value_of(data)
                     if not isinstance(event, dict):
                         raise ValueError("an event that is no object")
                     if "error" in event:
                         raise _told(event, "failed")
                     yield event
-        except (httpx.HTTPError, httpx.InvalidURL, RuntimeError, ValueError) as error:
+        except _FAILURES as error:
             raise _unreachable(self.url, error) from None
 
 
-async def _server_sent(answer: httpx.Response) -> AsyncIterator[str]:
-    """The data of every event, until [DONE] or the end; comments and names are passed over."""
-    lines: list[str] = []
-    async for line in answer.aiter_lines():
-        if line.startswith("data:"):
-            lines.append(line[5:].removeprefix(" "))
-            if sum(map(len, lines)) > MAX_EVENT_BYTES:
-                raise ValueError("an event without end")
-        elif not line and lines:
-            data = "\n".join(lines)
-            lines.clear()
-            if data == "[DONE]":
-                return
-            yield data
-
-
-def _refusal(answer: httpx.Response) -> BackendError:
+def _refusal(answer: httpx.Response, data: bytes) -> BackendError:
     kind = {401: "key", 403: "key", 429: "busy", 503: "loading"}.get(
         answer.status_code, "refused" if answer.status_code < 500 else "failed"
     )
     try:
-        body = answer.json()
+        body = value_of(data)
     except ValueError:
         body = {}
     after = answer.headers.get("retry-after", "")
@@ -185,7 +180,7 @@ def _told(
 
 
 def _unreachable(url: str, error: Exception) -> BackendError:
-    if isinstance(error, httpx.TimeoutException):
+    if isinstance(error, httpx.TimeoutException | TimeoutError):
         return BackendError(f"The server at {url} does not answer in time.", "gone")
     if isinstance(error, httpx.TransportError | RuntimeError):
         return BackendError(f"The server at {url} cannot be reached. Is it running?", "gone")
