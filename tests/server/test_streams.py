@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from live_server import LiveServer, serving
+from live_server import LiveServer
 
 pytestmark = pytest.mark.models
 
@@ -209,12 +208,6 @@ def test_row_53_what_is_impossible_is_still_json(smollm2: LiveServer) -> None:
 
 
 # ---- BOS ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def gemma3() -> Iterator[LiveServer]:
-    with serving("gemma3-270m", "--max-model-len", "512") as server:
-        yield server
 
 
 def test_row_55_a_chat_has_one_bos(gemma3: LiveServer) -> None:
