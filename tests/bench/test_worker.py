@@ -17,6 +17,7 @@ from headrace.bench.peers.peer import CannotRun, Load
 from headrace.bench.peers.process import WorkerFailed, WorkerProcess
 from headrace.bench.peers.worker import Worker
 from headrace.errors import UsageError
+from waiting import until
 
 LOAD = Load(Path("/nowhere.gguf"), 1, 16, 1, 16)
 
@@ -76,10 +77,8 @@ def test_an_idle_worker_is_stopped_and_uses_no_cpu() -> None:
     with WorkerProcess(HEADRACE) as worker:
         with pytest.raises(WorkerFailed):
             worker.load(LOAD)
-        deadline = time.monotonic() + 10
-        while _state(worker.pid) != "T":  # the signal takes effect when its threads see it
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        # the signal takes effect when its threads see it
+        until(lambda: _state(worker.pid) == "T", "the worker is stopped")
         before = worker.cpu_seconds()
         time.sleep(0.2)
         assert worker.cpu_seconds() == before

@@ -87,12 +87,6 @@ def test_servers_of_the_page_start(line: str) -> None:
         assert server.log().startswith("{") == as_json
 
 
-@pytest.fixture(scope="module")
-def server() -> object:
-    with serving("smollm2-135m", "--max-model-len", "512") as running:
-        yield running
-
-
 @pytest.mark.models
 def test_row_32_each_field_has_the_fate_that_the_page_gives_it(server: LiveServer) -> None:
     base = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from documented import blocks, run_bash, run_python
-from live_server import API_KEY, LiveServer, serving
+from live_server import API_KEY, LiveServer
 
 pytestmark = pytest.mark.models
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[LiveServer]:
-    with serving("smollm2-135m", "--max-model-len", "2048") as running:
-        yield running
 
 
 def test_openai(server: LiveServer) -> None:

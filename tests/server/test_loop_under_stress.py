@@ -31,7 +31,7 @@ from headrace.server.loop import EngineLoop, StepResults
 
 MAX_LEN = 96
 GROUPS = [(FULL,), (FULL, window_group()), (window_group(),)]
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 
 
 @dataclass

@@ -193,7 +193,7 @@ def test_the_reader_stops_with_its_last_follower() -> None:
             backend = Backend(url)
             await _collect(backend, lambda found: found[-1].new)
             reading = asyncio.all_tasks() - {asyncio.current_task()}
-            await asyncio.wait(reading, timeout=2) if reading else None
+            await asyncio.wait(reading, timeout=60) if reading else None
             assert all(task.done() for task in reading)
             await backend.close()
 

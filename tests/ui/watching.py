@@ -62,7 +62,7 @@ class Snapshots:
 
         thread = threading.Thread(target=listen)
         thread.start()
-        assert begun.wait(10)
+        assert begun.wait(60)
         try:
             yield
         finally:

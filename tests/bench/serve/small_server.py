@@ -71,7 +71,7 @@ def serving(answer: Answer, certificate: Path | None = None) -> Iterator[SmallSe
     stop = asyncio.Event()
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()), daemon=True)
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     try:
         yield server
     finally:
