@@ -68,7 +68,8 @@ def test_every_format_says_the_same(tmp_path: Path) -> None:
     assert "closed loop, 2 at a time" in table
     assert "prompts of 128 tokens, outputs of 5;" in table
     assert "usage in every chunk" in table
-    assert "NOTE" not in table
+    notes = [line for line in table.splitlines() if "NOTE" in line]
+    assert all("load generator" in note for note in notes)  # that a busy machine held it up
     assert "| TTFT |" in markdown
     assert "| E2EL |" not in markdown
     [row] = csv.DictReader(io.StringIO(as_csv))
