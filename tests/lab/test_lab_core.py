@@ -400,3 +400,12 @@ def test_stages_share_what_is_left() -> None:
     with progress.stage("c", 0.5):
         pass
     assert heard == pytest.approx([0.0, 0.25, 0.25, 0.5, 0.5, 0.5, 1.0])
+
+
+def test_a_run_that_breaks_off_claims_no_progress() -> None:
+    heard: list[float] = []
+    progress = Progress("x", 10.0, lambda report: heard.append(report.share))
+    with pytest.raises(KeyboardInterrupt), progress.stage("a", 1.0), progress.stage("b", 0.5):
+        progress.tell("a fifth of it", 0.2)
+        raise KeyboardInterrupt
+    assert heard == pytest.approx([0.0, 0.0, 0.1])

@@ -46,10 +46,10 @@ class Progress:
         self.tell(text)
         try:
             yield
+            self._share = end  # not where it broke off
         finally:
-            self._share = end
             self._from, self._to = outer
-            self._send()
+        self._send()
 
     def tell(self, text: str, done: float | None = None) -> None:
         """What goes on now; done: of the current stage, 0 … 1."""
