@@ -405,7 +405,12 @@ def test_stages_share_what_is_left() -> None:
 def test_a_run_that_breaks_off_claims_no_progress() -> None:
     heard: list[float] = []
     progress = Progress("x", 10.0, lambda report: heard.append(report.share))
-    with pytest.raises(KeyboardInterrupt), progress.stage("a", 1.0), progress.stage("b", 0.5):
-        progress.tell("a fifth of it", 0.2)
-        raise KeyboardInterrupt
+
+    def broken_off() -> None:
+        with progress.stage("a", 1.0), progress.stage("b", 0.5):
+            progress.tell("a fifth of it", 0.2)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        broken_off()
     assert heard == pytest.approx([0.0, 0.0, 0.1])
