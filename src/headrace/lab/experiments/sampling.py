@@ -213,8 +213,9 @@ def _measure_entropy(lab: Lab, rows: Rows, findings: Findings) -> None:
                  fmean(max(0.0, _normal_law(z, t)) for z in rows)]
                 for t, m, c in zip(_TEMPERATURES, means, curves, strict=True)
             ],
-            f"{len(rows)} positions; ln V = {math.log(rows.shape[1]):.2f} nats. The interval is "
-            "that of the mean over positions.",
+            f"{len(rows)} positions, every {_EVERY}th of one text; ln V = "
+            f"{math.log(rows.shape[1]):.2f} nats. The interval is that of the mean over positions, "
+            "as if these were independent.",
         )
     )  # fmt: skip
     falls = int((np.diff(curves, axis=0) < 0).sum())
