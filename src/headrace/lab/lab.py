@@ -165,6 +165,14 @@ class Lab:
             )
         return ids
 
+    def passages(self, count: int, num_tokens: int) -> list[list[int]]:
+        """count pieces of that text of exactly num_tokens ids, at even distances all over it.
+        Raises UsageError where the text is too short."""
+        length = len(self.text.text)
+        first = min(20_000, length // 10)  # what comes before is often a licence or a title
+        places = (first + i * (length - first) // count for i in range(count))
+        return [self.english(num_tokens, skip=place) for place in places]
+
     # ---- the machine ----------------------------------------------------------------------------
 
     @cached_property

@@ -241,7 +241,7 @@ def _quality(lab: Lab) -> list[_Format]:
 def _chunks(lab: Lab, vocab_size: int) -> list[list[int]]:
     affordable = _MOST_LOGIT_BYTES // (4 * vocab_size * (_CHUNK // 2))
     count = max(3, min(8 if lab.quick else 24, affordable))
-    return [lab.english(_CHUNK, skip=100_000 + 40_000 * i) for i in range(count)]
+    return lab.passages(count, _CHUNK)
 
 
 def _logits(subject: Subject, chunks: Sequence[list[int]]) -> list[Logits]:

@@ -145,14 +145,17 @@ def _count(lab: Lab) -> int:
 
 
 def _prompts(lab: Lab) -> list[list[int]]:
-    """From places far from each other."""
-    return [lab.english(_PROMPT, skip=200_000 + 20_000 * i) for i in range(_count(lab))]
+    """From all over the text."""
+    return [piece[:_PROMPT] for piece in _pieces(lab)]
 
 
 def _passages(lab: Lab) -> list[list[int]]:
     """What really stands behind each prompt, as long as what is generated there."""
-    whole = _PROMPT + _output_tokens(lab)
-    return [lab.english(whole, skip=200_000 + 20_000 * i)[_PROMPT:] for i in range(_count(lab))]
+    return [piece[_PROMPT:] for piece in _pieces(lab)]
+
+
+def _pieces(lab: Lab) -> list[list[int]]:
+    return lab.passages(_count(lab), _PROMPT + _output_tokens(lab))
 
 
 def _text_rows(lab: Lab) -> list[npt.NDArray[np.float64]]:
@@ -162,9 +165,8 @@ def _text_rows(lab: Lab) -> list[npt.NDArray[np.float64]]:
     positions = range(_PROMPT - 1, length - 1, _EVERY)
     engine, probe = subject.engine(positions)
     found = []
-    for prompt, passage in zip(_prompts(lab), _passages(lab), strict=True):
+    for text in _pieces(lab):
         probe.rows_seen.clear()
-        text = [*prompt, *passage]
         run = run_requests(engine, probe, [text], SamplingParams(max_tokens=1))
         request = run.requests[0].request_id
         rows = (run.rows[request, 0, p][: subject.num_ids] for p in positions)
@@ -434,7 +436,7 @@ def _draw_breaking(lab: Lab, texts: Sequence[_Texts], predicted: Mapping[str, Pr
 def _grid(lab: Lab) -> Table:
     """One prompt at every pair of temperature and top-p, one seed."""
     pairs = [(t, p) for t in _GRID_T for p in _GRID_P]
-    prompt = lab.english(_PROMPT, skip=200_000)
+    prompt = _prompts(lab)[1]
     params = [
         SamplingParams(temperature=t, top_p=p, seed=lab.seed, ignore_eos=True, logprobs=0,
                        max_tokens=64)
