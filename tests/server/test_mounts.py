@@ -51,6 +51,7 @@ def test_it_has_its_path_and_nothing_else(mounted: LiveServer) -> None:
     for path in ("/uix", "//ui", "/UI", "/v1/models", "/events", "/x/ui", "/./ui", "/v1/../ui"):
         assert exchange(mounted.url, request("GET", path)).status == 401, path
     assert mounted.get("/v1/models", headers={"x-api-key": "secret"}).status_code == 200
+    assert f"url={mounted.url} pages={mounted.url}/ui/" in mounted.log()
 
 
 def test_its_web_sockets_work_and_no_others_do(mounted: LiveServer) -> None:

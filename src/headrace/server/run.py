@@ -90,7 +90,7 @@ def serve(
         timeout_graceful_shutdown=5,
         backlog=BACKLOG,
     )
-    run = _Run(context, _Server(config), load, template, app.openapi, list(mounted.values()))
+    run = _Run(context, _Server(config), load, template, app.openapi, mounted)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(run.main(listener))
     app.state.observer.close()
@@ -162,7 +162,7 @@ class _Run:
         load: Load,
         template: str | None,
         describe: Callable[[], object],
-        mounted: list[Mounted],
+        mounted: Mapping[str, Mounted],
     ) -> None:
         self._context = context
         self._server = server
@@ -181,12 +181,14 @@ class _Run:
             loop.add_signal_handler(number, self._signalled)
         host, port = listener.getsockname()[:2]
         listener.listen(BACKLOG)  # from here on clients connect; they read 503 while it loads
-        _LOG.info("listening", extra={"url": f"http://{_shown(host)}:{port}"})
+        url = f"http://{_shown(host)}:{port}"
+        pages = {"pages": " ".join(f"{url}{path}/" for path in self._mounted)}
+        _LOG.info("listening", extra={"url": url} | (pages if self._mounted else {}))
         loading = asyncio.create_task(self._open())
         watching = asyncio.create_task(watch_time(self._server.server_state.connections))
         try:
             async with contextlib.AsyncExitStack() as lives:
-                for app in self._mounted:
+                for app in self._mounted.values():
                     await lives.enter_async_context(app.running())
                 await self._server.serve(sockets=[listener])
         finally:
