@@ -114,6 +114,7 @@ def test_a_page_belongs_to_its_session(guest: httpx.Client, locked: str) -> None
     guest.cookies.clear()
     other = _cookie(_log_in(guest))
     assert _socket(locked, cookie=other, page=page[1]) == 403
+    assert _socket(locked, cookie=other, page="") == 403, "it could name any page later"
     assert _socket(locked, cookie=mine, page=page[1]) == 101
 
 

@@ -209,7 +209,8 @@ class Guard:
         backend = backend or self._sessions.visitor
         query_string = scope.get("query_string", b"").decode("latin-1")
         page_id = parse_qs(query_string).get("client_id", [""])[0]
-        if page_id and self._owner(page_id) not in (None, backend):
+        nameless = not page_id and path.startswith("/_nicegui_ws/")  # it could name any later
+        if nameless or (page_id and self._owner(page_id) not in (None, backend)):
             return Response("This page belongs to another session.\n", 403,
                             media_type="text/plain")  # fmt: skip
         scope["headrace.backend"] = backend
