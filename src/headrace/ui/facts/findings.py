@@ -12,6 +12,7 @@ from typing import Any
 
 #: Shown of one list, and of one text, at most; result.json has the rest.
 MOST_ENTRIES, MOST_CHARS = 400, 4000
+MOST_TABLES, MOST_COLUMNS = 40, 40
 #: Lists in lists that are shown.
 MOST_DEPTH = 8
 
@@ -87,8 +88,9 @@ def figures(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 def tables(result: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str]], str]]:
     """(name, columns, rows, note); every row as long as the columns."""
     found = []
-    for t in _dicts(result, "tables"):
-        columns, rows = [_text(c) for c in _list(t.get("columns"))], _list(t.get("rows"))
+    for t in _dicts(result, "tables")[:MOST_TABLES]:
+        columns = [_text(c) for c in _list(t.get("columns"))[:MOST_COLUMNS]]
+        rows = _list(t.get("rows"))
         texts = [[cell(value) for value in _list(row)][: len(columns)] for row in rows]
         texts = [row + [""] * (len(columns) - len(row)) for row in texts]
         found.append((_text(t.get("name", "")), columns, texts, _text(t.get("note", ""))))

@@ -259,7 +259,8 @@ def _left(rows: list[list[str]]) -> list[int]:
 def _picture(name: str, file: str, caption: str, alt: str, version: str) -> None:
     with ui.element("figure").classes("hr-figure"):
         picture = ui.element("img")
-        picture.props["src"] = f"/ui/lab-figure/{quote(name)}/{quote(file)}?v={quote(version)}"
+        place = "/".join(quote(part, safe="") for part in (name, file))
+        picture.props["src"] = f"/ui/lab-figure/{place}?v={quote(version)}"
         picture.props["alt"] = alt
         with ui.element("figcaption").classes("hr-soft"):
             ui.label(caption)
