@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import gzip
 import json
+import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -139,3 +141,29 @@ def test_strangers_are_one_sentence_and_the_key_goes_nowhere_else(
     assert all("no Headrace server" in one for one in (*said[1:4], said[5]))
     assert "not answer in time" in said[4]
     assert keys == ["Bearer secret"] * 7
+
+
+def test_a_certificate_is_trusted_or_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pem = Path(__file__).with_name("self_signed.pem")  # of localhost; its key is nobody's
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem)
+    _Stranger.keys = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Stranger)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    async def ask() -> object:
+        backend = Backend(f"https://localhost:{server.server_port}", "secret")
+        try:
+            return await backend.get("/list")
+        finally:
+            await backend.close()
+
+    with pytest.raises(BackendError, match=r"server at https:.* is not trusted"):
+        asyncio.run(ask())
+    assert _Stranger.keys == [], "the key is told to nobody who is not trusted"
+    monkeypatch.setenv("SSL_CERT_FILE", str(pem))
+    assert asyncio.run(ask()) == []
+    server.shutdown()
+    server.server_close()

@@ -6,6 +6,7 @@ Every failure becomes a `BackendError`: one sentence for the page. Knows no page
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
@@ -58,6 +59,7 @@ class Backend:
             | ({"Authorization": f"Bearer {key}"} if key else {}),
             timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
             limits=httpx.Limits(max_connections=64),
+            verify=_trust(url),
             trust_env=False,  # the server is where the operator said, behind no proxy
             follow_redirects=False,  # the key goes nowhere else
         )
@@ -146,6 +148,14 @@ class Backend:
             raise _unreachable(self.url, error) from None
 
 
+def _trust(url: str) -> ssl.SSLContext:
+    """Whose certificates count: the usual ones, or those of SSL_CERT_FILE. Without TLS nobody's,
+    which spares reading them for every log-in."""
+    if url.lower().startswith("https:"):
+        return httpx.create_ssl_context()
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
 def _refusal(answer: httpx.Response, data: bytes) -> BackendError:
     kind = {401: "key", 403: "key", 429: "busy", 503: "loading"}.get(
         answer.status_code, "refused" if answer.status_code < 500 else "failed"
@@ -182,6 +192,11 @@ def _told(
 def _unreachable(url: str, error: Exception) -> BackendError:
     if isinstance(error, httpx.TimeoutException | TimeoutError):
         return BackendError(f"The server at {url} does not answer in time.", "gone")
+    if isinstance(error, httpx.ConnectError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return BackendError(
+            f"The certificate of the server at {url} is not trusted here; SSL_CERT_FILE can name "
+            "one that is.", "gone",
+        )  # fmt: skip
     if isinstance(error, httpx.TransportError | RuntimeError):
         return BackendError(f"The server at {url} cannot be reached. Is it running?", "gone")
     return BackendError(f"What answers at {url} is no Headrace server.", "failed")
