@@ -18,7 +18,7 @@ run: $(VENV)/installed  ## install, build, fetch the default model, answer a pro
 	@$(BIN)/headrace generate $(MODEL) --chat -p "$(PROMPT)" -n 96 --stats
 
 test: $(VENV)/dev  ## the default suite: unit, oracles on tiny models, smollm2 and gemma3
-	HEADRACE_NO_SKIPS=1 $(PYTEST) -m "not large and not lab and not ui" $(ARGS)
+	HEADRACE_NO_SKIPS=1 $(PYTEST) -m "not large and not lab and not ui" --timeout 300 $(ARGS)
 
 test-unit: $(VENV)/dev  ## the tests that use neither torch nor a model
 	$(PYTEST) -m "not large and not lab and not ui and not models and not torch" $(ARGS)

@@ -71,9 +71,11 @@ def test_wrong_usage_is_one_sentence(arguments: tuple[str, ...], message: str) -
 SMALL = ("-p", "40", "-n", "6", "-r", "2", "--offline")
 
 
-@pytest.mark.models
-def test_run_measures_next_to_limits() -> None:
-    result = bench("run", "smollm2-135m", *SMALL, "-npl", "1,3", "-o", "json")
+@pytest.mark.torch
+def test_run_measures_next_to_limits(tmp_path: Path) -> None:
+    """(On smollm2-135m: the README's command, in tests/docs.)"""
+    model = str(tiny_models.build("llama-256", tmp_path))
+    result = bench("run", model, *SMALL, "-npl", "1,3", "--quantize", "q4_1", "-o", "json")
     assert result.returncode == 0, result.stderr
     data = json.loads(result.stdout)
     assert [(row["test"], row["batch"]) for row in data["rows"]] == [
@@ -98,8 +100,8 @@ def test_run_measures_next_to_limits() -> None:
         "device_synchronised", "repetitions", "load_average_1min", "load_average_after",
     ):  # fmt: skip
         assert conditions[name] is not None, name
-    assert conditions["weights"] == ["Q4_1", "Q8_0"]
-    assert conditions["activations"] == ["int8"]
+    assert conditions["weights"] == ["F32", "Q4_1", "Q6_K"]
+    assert conditions["activations"] == ["f32", "int8"]
 
 
 @pytest.mark.torch
