@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from types import TracebackType
 from typing import TextIO
+
+_USUAL_WIDTH = 80
 
 
 class LiveLine:
@@ -14,9 +17,16 @@ class LiveLine:
         self._live = stream.isatty()
 
     def show(self, text: str) -> None:
-        """Replaces the line."""
+        """Replaces the line, cut to the terminal's width: of two lines one would stay."""
         if self._live:
-            print(f"\r\x1b[2K… {text}", end="", file=self._stream, flush=True)
+            shown = f"… {text}"[: max(self._width() - 1, 1)]
+            print(f"\r\x1b[2K{shown}", end="", file=self._stream, flush=True)
+
+    def _width(self) -> int:
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or _USUAL_WIDTH
+        except (OSError, ValueError):  # a stream that is no file
+            return _USUAL_WIDTH
 
     def clear(self) -> None:
         """Takes the line away, before something else is printed."""
