@@ -40,6 +40,7 @@ def test_list_names_all_in_order_and_is_a_list_for_programs() -> None:
 def test_show() -> None:
     shown = headrace("lab", "show", "speculation").stdout
     assert "Its check must catch: kept-draft (--inject)" in shown
+    assert "Runs on: qwen2.5-coder-1.5b (--model)" in shown
     assert (
         json.loads(headrace("lab", "show", "speculation", "--json").stdout)["name"] == "speculation"
     )
@@ -52,6 +53,7 @@ def test_show() -> None:
         (("run", "zzz"), "There is no experiment 'zzz'; `headrace lab list` names them."),
         (("run", "all", "--inject", "row-swap"), "name it instead of all"),
         (("run", "roofline", "--inject", "noise-key"), "does not look for the fault noise-key"),
+        (("run", "heads", "--model", "smollm2-135m"), "heads makes its own models; leave --model"),
         (("run", "roofline", "--seed", "-1"), "--seed must not be negative, not -1."),
         (("run", "roofline", "--threads", "0"), "--threads must be 1 … 1,024, not 0."),
         (("run", "roofline", "--out", "/dev/null/x"), "--out /dev/null/x: Not a directory"),

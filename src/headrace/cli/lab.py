@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,6 +54,8 @@ def show(name: Name, as_json: o.AsJson = False) -> None:
         return
     typer.echo(f"{experiment.title}\n\nQuestion: {experiment.question}")
     typer.echo(f"What is taught: {experiment.claim}")
+    runs_on = experiment.default_model or "models of its own"
+    typer.echo(f"Runs on: {runs_on}{' (--model)' if experiment.default_model else ''}")
     typer.echo(f"Takes: {experiment.quick_s:.0f} s quick, {_long(experiment.full_s)} full")
     if experiment.faults:
         typer.echo(f"Its check must catch: {', '.join(experiment.faults)} (--inject)")
@@ -116,9 +119,13 @@ def run(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # in order, as Ctrl-C: nothing is left
     results = []
     for experiment in experiments:
+        if name == "all" and experiment.default_model is None:
+            asked = replace(settings, model=None)
+        else:
+            asked = settings
         with ProgressLine() as line:
             result = run_experiment(
-                experiment, settings, out, listener=line.show, reporter=StderrReporter()
+                experiment, asked, out, listener=line.show, reporter=StderrReporter()
             )
         results.append(result)
         if not as_json:

@@ -24,8 +24,8 @@ class Experiment(ABC):
 
     claim: what is taught, with its source. faults: of `headrace verify --list-faults`, which check
     must catch. quick_s, full_s: seconds on two cores, and check_share: the part of them that check
-    takes, all for the time left. default_model: what it runs on unless told. try_this: what to
-    change next.
+    takes, all for the time left. default_model: what it runs on unless told; None: it makes its own
+    models, and refuses --model. try_this: what to change next.
     """
 
     name: ClassVar[str]
@@ -35,7 +35,7 @@ class Experiment(ABC):
     quick_s: ClassVar[float]
     full_s: ClassVar[float]
     check_share: ClassVar[float] = 0.25
-    default_model: ClassVar[str] = "smollm2-135m"
+    default_model: ClassVar[str | None] = "smollm2-135m"
     faults: ClassVar[tuple[str, ...]] = ()
     try_this: ClassVar[tuple[str, ...]] = ()
 

@@ -34,6 +34,9 @@ from headrace.verify.faults import NO_FAULT, Fault
 from headrace.verify.subject import Subject
 from headrace.verify.workload import QUICK
 
+#: What an experiment that makes its own models opens, where it opens any.
+USUAL_MODEL = "smollm2-135m"
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -58,10 +61,11 @@ class Lab:
         out: Path,
         progress: Progress,
         reporter: Reporter | None = None,
-        default_model: str = "smollm2-135m",
+        default_model: str | None = None,
     ) -> None:
         self.settings = settings
-        self.model = default_model if settings.model is None else settings.model
+        usual = default_model or USUAL_MODEL
+        self.model = usual if settings.model is None else settings.model
         self.out = out
         self._progress = progress
         self._reporter = reporter or Silent()

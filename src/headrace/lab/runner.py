@@ -38,14 +38,16 @@ def run(
     reporter: Reporter | None = None,
 ) -> Result:
     """Runs an experiment into out/NAME. A failed check is a result, too: `passed` is false and
-    nothing was measured. Raises UsageError for a fault that its check does not look for, and
-    whatever the experiment raises; then no file changes."""
+    nothing was measured. Raises UsageError for a fault that its check does not look for, for a
+    model where it makes its own, and whatever the experiment raises; then no file changes."""
     if settings.inject is not None and settings.inject not in experiment.faults:
         known = ", ".join(experiment.faults) or "none"
         raise UsageError(
             f"The check of {experiment.name} does not look for the fault {settings.inject}; it "
             f"looks for {known}."
         )
+    if settings.model is not None and experiment.default_model is None:
+        raise UsageError(f"{experiment.name} makes its own models; leave --model away.")
     with _work_directory(out, experiment.name) as work:
         expected_s = experiment.quick_s if settings.quick else experiment.full_s
         progress = Progress(experiment.name, expected_s, listener)

@@ -50,6 +50,7 @@ class Heads(Experiment):
         "a quality near that of MHA for GQA and a little below for MQA (Shazeer, arXiv:1911.02150; "
         "Ainslie et al., arXiv:2305.13245)."
     )
+    default_model = None
     quick_s = 480.0
     full_s = 4800.0
     check_share = 0.04
