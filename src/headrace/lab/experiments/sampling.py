@@ -14,7 +14,7 @@ from headrace.engine import sampler
 from headrace.engine.params import SamplingParams
 from headrace.engine.trace import SamplerTrace
 from headrace.lab.experiment import Experiment
-from headrace.lab.findings_page import interval
+from headrace.lab.findings_page import interval, number
 from headrace.lab.lab import Lab
 from headrace.lab.parts.sampling_checks import (
     draws_follow_the_law,
@@ -73,9 +73,9 @@ class Sampling(Experiment):
 
     def predict(self, lab: Lab) -> list[Prediction]:
         passages, rows = _passages(lab), _text_rows(lab)
-        at_one = fmean(entropy_at(z, 1.0) for z in rows)
-        hot = fmean(cross_entropy(z, 2.0) for z in rows)
-        logits = f"logits of {len(rows)} positions of the real text behind the same prompts"
+        at_one = _exp(mean_interval([fmean(entropy_at(z, 1.0) for z in own) for own in rows]))
+        hot = _exp(mean_interval([fmean(cross_entropy(z, 2.0) for z in own) for own in rows]))
+        logits = f"logits at {sum(map(len, rows))} places of the real text behind the same prompts"
         return [
             Prediction(
                 "slope", "slope of the entropy at T = 1, over Var(z) ÷ T³", 1.0, "",
@@ -87,11 +87,14 @@ class Sampling(Experiment):
             ),
             Prediction(
                 "perplexity 1", "perplexity, to the model itself, of its text at T = 1",
-                math.exp(at_one), "", f"exp of the mean entropy of the {logits}", tolerance=1.5,
+                at_one.value, "",
+                f"exp of the mean entropy of {logits}, uncertain by itself: {number(at_one.low)} … "
+                f"{number(at_one.high)}", tolerance=1.5,
             ),
             Prediction(
-                "perplexity 2", "the same at T = 2", math.exp(hot), "",
-                f"exp of the mean cross-entropy between T = 2 and T = 1, {logits}", tolerance=1.5,
+                "perplexity 2", "the same at T = 2", hot.value, "",
+                f"exp of the mean cross-entropy between T = 2 and T = 1, {logits}, uncertain by "
+                f"itself: {number(hot.low)} … {number(hot.high)}", tolerance=1.5,
             ),
             Prediction(
                 "repeated 0", "share of 4-grams of greedy text that it has said before", 0.5, "",
@@ -158,8 +161,8 @@ def _pieces(lab: Lab) -> list[list[int]]:
     return lab.passages(_count(lab), _PROMPT + _output_tokens(lab))
 
 
-def _text_rows(lab: Lab) -> list[npt.NDArray[np.float64]]:
-    """Logits [ids] at every 16th position of those passages, behind their prompts."""
+def _text_rows(lab: Lab) -> list[list[npt.NDArray[np.float64]]]:
+    """By passage: logits [ids] at every 16th position behind its prompt."""
     subject = lab.subject(fault=NO_FAULT)
     length = _PROMPT + _output_tokens(lab)
     positions = range(_PROMPT - 1, length - 1, _EVERY)
@@ -170,8 +173,14 @@ def _text_rows(lab: Lab) -> list[npt.NDArray[np.float64]]:
         run = run_requests(engine, probe, [text], SamplingParams(max_tokens=1))
         request = run.requests[0].request_id
         rows = (run.rows[request, 0, p][: subject.num_ids] for p in positions)
-        found += [row.astype(np.float64) for row in rows]
+        found.append([row.astype(np.float64) for row in rows])
     return found
+
+
+def _exp(nats: Interval) -> Interval:
+    """Perplexity of a mean of nats per token."""
+    low, high = math.exp(nats.low), math.exp(nats.high)
+    return Interval(math.exp(nats.value), low, high, nats.n, f"exp of the {nats.what}")
 
 
 def _traces(rows: Rows, params: SamplingParams) -> Iterator[SamplerTrace]:
@@ -333,9 +342,7 @@ class _Texts:
 
     @property
     def perplexity(self) -> Interval:
-        mean = mean_interval(self.nll)
-        what = "exp of the mean over texts, Student's 95 % interval"
-        return Interval(math.exp(mean.value), math.exp(mean.low), math.exp(mean.high), mean.n, what)
+        return _exp(mean_interval(self.nll))
 
 
 def _output_tokens(lab: Lab) -> int:
