@@ -26,6 +26,8 @@ from headrace.ops.counts import Chunk
 ANSWERS = {(256, 128): (5.0, 10.0), (1024, 1024): (20.0, 30.0)}
 #: Tokens of an answer that is not run without the cache.
 _LONG = 1000
+#: Of every answer, in turns: five have a range of 94 %.
+_RUNS = 5
 
 
 def answers_of(lengths: Sequence[int]) -> list[tuple[int, int]]:
@@ -42,7 +44,7 @@ def measure_answers(lab: Lab, engines: Mapping[str, Engine], steps: Steps, found
         ids, how = lab.english(prompt), "summed from its steps"
         cached, anew = list[float](), list[float]()
         summed = median_interval(_summed(steps, prompt, output))
-        for number in range(3 if lab.quick else 5):
+        for number in range(_RUNS):
             lab.tell(f"answer of {prompt} + {output}, run {number + 1}")
             seconds, text = _answer(engines["cached"], ids, output)
             cached.append(seconds)
