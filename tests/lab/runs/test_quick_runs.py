@@ -65,6 +65,8 @@ def test_quick_run(name: str, out: Path) -> None:
     page = (out / name / "findings.md").read_text()
     assert find(name).question in page
     assert "**Conditions.**" in page
+    said = [c["text"] for c in data["conclusions"]] + [c["detail"] for c in data["checks"]]
+    assert not [text for text in said if re.search(r"\b(nan|inf)\b", text)]
     written = json.loads((out / name / "prediction.json").read_text())
     assert [p["key"] for p in written["predictions"]] == [p["key"] for p in data["predictions"]]
 
