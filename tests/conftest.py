@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import tempfile
@@ -18,6 +19,19 @@ def pytest_configure() -> None:
     start would inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if importlib.util.find_spec("hypothesis") is not None:  # the clients' environment has none
+        _choose_examples()
+
+
+def _choose_examples() -> None:
+    """Hypothesis takes the same examples in every run, and however long a machine needs for one.
+    `make test ARGS=--hypothesis-profile=explore` takes others each time."""
+    from hypothesis import HealthCheck, settings
+
+    patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("explore", patient)
+    settings.register_profile("same", patient, derandomize=True)
+    settings.load_profile("same")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
