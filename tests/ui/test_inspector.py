@@ -43,19 +43,18 @@ def _cells(browser: Browser, stage: str) -> list[float | None]:
 
 def _set(browser: Browser, name: str, value: float) -> None:
     """Moves a slider with the keyboard, as anybody can."""
-    slider = browser.one(f".q-slider[aria-label='{name}']")
-    track = slider.find_element("css selector", "[tabindex='0']")
+    slider = browser.one(f"input[type=range][aria-label='{name}']")
     for _ in range(400):
         now = _position(slider)
         if abs(now - value) < 1e-6:
             return
-        track.send_keys(Keys.ARROW_RIGHT if now < value else Keys.ARROW_LEFT)
+        slider.send_keys(Keys.ARROW_RIGHT if now < value else Keys.ARROW_LEFT)
         browser.wait(lambda now=now: _position(slider) != now, "the slider's answer to the key")
     raise AssertionError(f"{name} does not reach {value}")
 
 
 def _position(slider: WebElement) -> float:
-    return float(slider.get_attribute("aria-valuenow") or "nan")
+    return float(slider.get_property("value") or "nan")
 
 
 def _trace(server: LiveServer, num_named: int) -> dict[str, Any]:
@@ -102,6 +101,15 @@ def test_sliders_recompute_what_numpy_computes(
         "bar.getBoundingClientRect().width / (bar.parentElement.clientWidth - 16))")  # fmt: skip
     np.testing.assert_allclose(widths, truth[truth > 0], atol=0.02)
     assert "removed" in browser.text(".hr-ladder")
+    _set(browser, "Typical-p", 0.9)
+    browser.wait(lambda: _cells(browser, "typical"), "the stage that was off")
+    z = logits[:12] / 1.3
+    p = np.exp(z - z.max()) / np.exp(z - z.max()).sum()
+    near = np.argsort(np.abs(-np.log(p) + (p * np.log(p)).sum()), kind="stable")
+    kept = near[: np.searchsorted(np.cumsum(p[near]), 0.9) + 1]
+    typical = np.where(np.isin(np.arange(12), kept), p, 0) / p[kept].sum()
+    shown = [cell or 0.0 for cell in _cells(browser, "typical")][:12]
+    np.testing.assert_allclose(shown, typical, rtol=1e-6)
     browser.shoot_all("inspector")
 
 

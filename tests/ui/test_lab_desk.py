@@ -150,6 +150,16 @@ def test_experiments_are_the_labs_and_a_run_can_be_stopped(
             await desk.begin("--help")
         with pytest.raises(UsageError, match="does not look for"):
             await desk.begin("roofline", "--out")
+        for model in ("--out", "../model", "/etc/passwd", "a b", "", "x" * 81, "a\n"):
+            with pytest.raises(UsageError, match="named here as in"):
+                await desk.begin("roofline", model=model)
+        with pytest.raises(UsageError, match="holds no results"):
+            await desk.report()
+        await desk.begin("roofline", None, "no-such-model", quick=False)
+        while desk.busy:
+            await asyncio.sleep(0.05)
+        assert desk.run is not None
+        assert "no-such-model" in str(desk.run.problem), "it reached the command"
         await desk.begin("roofline")
         with pytest.raises(UsageError, match="one goes on at a time"):
             await desk.begin("roofline")

@@ -60,7 +60,7 @@ def test_a_slider_asks_for_another_step(
 ) -> None:
     browser.open(f"{dashboard}limits")
     browser.wait(lambda: len(rows(browser, "Steps")) > 10, "the tables")
-    track = browser.one("[aria-label='Batch'] [tabindex='0']")
+    track = browser.one("input[aria-label='Batch']")
     for _ in range(15):
         track.send_keys(Keys.ARROW_RIGHT)
     truth = server.json("/limits?batch=16&context=512&prompt=128")["decode"]

@@ -50,7 +50,7 @@ def test_the_table_is_the_planners(browser: Browser, dashboard: str, server: Liv
         ("Context", Keys.ARROW_LEFT, {"context": "3072", "concurrency": "1,32"}),
         ("At once", Keys.ARROW_RIGHT, {"context": "3072", "concurrency": "1,48"}),
     ):
-        browser.one(f"[aria-label='{name}'] [tabindex='0']").send_keys(key)
+        browser.one(f"input[aria-label='{name}']").send_keys(key)
         memory, times, _ = _expected(server, **change)
         browser.wait(lambda want=memory: rows(browser, "Memory") == want, f"{name}: memory")
         browser.wait(lambda want=times: rows(browser, "Times") == want, f"{name}: times")
@@ -67,7 +67,7 @@ def test_what_makes_no_sense_is_said_and_taken_back(browser: Browser, dashboard:
     browser.open(f"{dashboard}plan")
     browser.wait(lambda: len(rows(browser, "Memory")) > 2, "the table")
     before = rows(browser, "Memory")
-    output = browser.one("[aria-label='Output'] [tabindex='0']")
+    output = browser.one("input[aria-label='Output']")
     output.send_keys(Keys.ARROW_RIGHT * 26)
     browser.wait(lambda: "do not fit the context" in browser.text(".hr-warn"), "the sentence")
     output.send_keys(Keys.ARROW_LEFT * 26)

@@ -91,3 +91,24 @@ def test_every_formula_of_the_planner_is_there() -> None:
     assert sections[0][0] == "The model"
     assert any("memory" in title for title, _ in sections)
     assert all(len(row) == 4 for _, rows in sections for row in rows)
+
+
+def test_answers_are_kept_for_who_asks_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[Wish]()
+    found = planning.answer(Wish(), None)
+
+    def answer(wish: Wish, server: object) -> planning.Plan:
+        asked.append(wish)
+        return found
+
+    monkeypatch.setattr(planning, "answer", answer)
+    answers = planning.Answers()
+    for _ in range(2):
+        assert answers.answer(Wish(concurrency=2), None) is found
+    assert asked == [Wish(concurrency=2)]
+    for context in range(2 * planning.MAX_ANSWERS):
+        answers.answer(Wish(context=context), None)
+    answers.answer(Wish(context=context), None)
+    assert len(asked) == 1 + 2 * planning.MAX_ANSWERS
+    answers.answer(Wish(concurrency=2), None)  # long forgotten
+    assert asked.count(Wish(concurrency=2)) == 2

@@ -63,7 +63,10 @@ def _serving(browser: Browser) -> None:
 
 
 def _limits(browser: Browser) -> None:
-    browser.wait(lambda: figure(browser, "of the bound") not in ("", "—"), "a share of the bound")
+    browser.wait(
+        lambda: figure(browser, "decode, of the bound") not in ("", "—", "idle"),
+        "a share of the bound",
+    )
 
 
 def _plan(browser: Browser) -> None:

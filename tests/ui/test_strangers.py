@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import time
 from urllib.parse import urlsplit
 
 import httpx
+import psutil
 import pytest
 from browser import showing
 from websockets.exceptions import ConnectionClosed
@@ -36,6 +38,17 @@ def test_a_head_has_limits(dashboard: str) -> None:
             answer = client.answer("GET")
             assert answer.status == status
             assert answer.headers["content-type"].startswith("text/plain")
+
+
+@pytest.mark.ui
+def test_who_only_fetches_a_page_starts_no_work() -> None:
+    """A browser that never connects: no plan, no listing of experiments."""
+    with showing("http://127.0.0.1:9") as url:
+        for page in ("plan", "lab", "serving", "limits"):
+            assert httpx.get(f"{url}{page}").status_code == 200
+        time.sleep(2)
+        ours = psutil.Process().children(recursive=True)
+        assert not [p for p in ours if "lab" in p.cmdline()]
 
 
 @pytest.mark.ui

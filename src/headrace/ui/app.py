@@ -19,11 +19,13 @@ from nicegui import app as pages_app
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from headrace.errors import UsageError
 from headrace.ui.backend import Backend
 from headrace.ui.door.guard import Guard
 from headrace.ui.door.junk import told_in_few_lines
 from headrace.ui.door.sessions import Sessions
 from headrace.ui.facts.lab_desk import LabDesk
+from headrace.ui.facts.planning import Answers
 from headrace.ui.registry import PAGES
 from headrace.ui.shell import Frame, Page
 
@@ -32,6 +34,16 @@ PREFIX = "/ui"
 MAX_OPEN_PAGES = 200
 #: Where `headrace lab run` writes unless told otherwise.
 LAB_DIR = Path("lab-results")
+REPORT_CSP = "; ".join(
+    (
+        "default-src 'none'",
+        "style-src 'unsafe-inline'",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
 #: A page that lost its connection may come back so long, seconds.
 RECONNECT_S = 10.0
 
@@ -43,10 +55,12 @@ class Dashboard:
     def __init__(self, url: str, hosts: Collection[str] = (), lab_dir: Path = LAB_DIR) -> None:
         self._sessions = Sessions(url)
         self._lab = LabDesk(lab_dir)
+        plans = Answers()
         outer = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
         outer.get(PREFIX + "/lab-figure/{name}/{file}")(self._figure)
+        outer.get(PREFIX + "/lab-report")(self._report)
         for page in PAGES:
-            _register(page, self._sessions.visitor, self._lab)
+            _register(page, self._sessions.visitor, self._lab, plans)
         ui.run_with(
             outer,
             mount_path=PREFIX,
@@ -92,14 +106,23 @@ class Dashboard:
             return PlainTextResponse("There is no such picture.\n", 404)
         return Response(data, media_type="image/png", headers={"cache-control": "private"})
 
+    async def _report(self) -> Response:
+        """All results as one page; it has no script, and may load nothing."""
+        try:
+            page = await self._lab.report()
+        except UsageError as error:
+            return PlainTextResponse(f"{error}\n", 404)
+        headers = {"content-security-policy": REPORT_CSP, "cache-control": "no-store"}
+        return Response(page, media_type="text/html", headers=headers)
 
-def _register(page: Page, visitor: Backend, lab: LabDesk) -> None:
+
+def _register(page: Page, visitor: Backend, lab: LabDesk, plans: Answers) -> None:
     async def show(request: Request) -> Response | None:
         if len(Client.instances) > MAX_OPEN_PAGES:
             ui.context.client.delete()  # else everyone who is refused would be one more
             return PlainTextResponse("Too many pages are open; close some.\n", 503)
         backend: Backend = request.scope["headrace.backend"]
-        frame = Frame(page, backend, ui.context.client, lab, backend is not visitor)
+        frame = Frame(page, backend, ui.context.client, lab, plans, backend is not visitor)
         with frame.build(PAGES):
             await page.build(frame)
         return None

@@ -20,6 +20,7 @@ from headrace.errors import HeadraceError
 from headrace.ui.backend import Backend, BackendError
 from headrace.ui.door.here import asks_from_here
 from headrace.ui.facts.lab_desk import LabDesk
+from headrace.ui.facts.planning import Answers
 
 _LOG = logging.getLogger("headrace.ui")
 _HERE = Path(__file__).parent
@@ -44,15 +45,17 @@ class Page:
 @dataclass(eq=False)
 class Frame:
     """One open page in one browser. backend: the server, under this session's key. lab: the one
-    place where experiments are run."""
+    place where experiments are run; plans: those made lately."""
 
     page: Page
     backend: Backend
     client: Client
     lab: LabDesk
+    plans: Answers
     is_admitted: bool = False  # has logged in, so it can log out
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _ticks: list[tuple[int, Callable[[], Any]]] = field(default_factory=list)
+    _starts: list[Callable[[], Coroutine[Any, Any, None]]] = field(default_factory=list)
     _count: int = 0
 
     @property
@@ -81,6 +84,10 @@ class Frame:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def once(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Runs work when a browser is there: whoever only fetches the page costs nothing more."""
+        self._starts.append(work)
 
     def every(self, ticks: int, action: Callable[[], Any]) -> None:
         """Calls (or awaits) action every so many ticks of 0.25 s, as long as the page is open. An
@@ -123,7 +130,8 @@ class Frame:
 
     def _tick(self) -> None:
         if self._count == 0:
-            self.run(self._look_at_server())
+            for start in (self._look_at_server, *self._starts):
+                self.run(start())
         self._count += 1
         for ticks, action in self._ticks:
             if self._count % ticks == 0:

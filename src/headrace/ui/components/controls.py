@@ -7,6 +7,8 @@ from collections.abc import Callable
 from nicegui import ui
 from nicegui.events import ValueChangeEventArguments
 
+from headrace.ui.components.range import Range
+
 
 def slider(
     name: str,
@@ -16,20 +18,19 @@ def slider(
     value: float,
     changed: Callable[[float], None],
     shown: Callable[[float], str] = "{:g}".format,
-) -> ui.slider:
+) -> None:
     """A slider in one line: name, track, value. changed: called with each new value."""
 
-    def tell(event: ValueChangeEventArguments[float | None]) -> None:
-        number = float(event.value if event.value is not None else low)
+    def tell(number: float) -> None:
         output.text = shown(number)
+        control.say(output.text)
         changed(number)
 
     with ui.element("div").classes("hr-slider"):
-        ui.label(name)
-        control = ui.slider(min=low, max=high, step=step, value=value, on_change=tell)
-        control.props(f'aria-label="{name}"').mark(name)
+        ui.label(name).props("aria-hidden=true")
+        control = Range(name, low, high, step, value, shown(value), tell)
         output = ui.label(shown(value)).classes("hr-mono").style("text-align: right")
-    return control
+        output.props("aria-hidden=true")
 
 
 def whole_number(

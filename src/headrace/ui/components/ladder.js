@@ -6,7 +6,7 @@ export default {
     <thead><tr><th scope="col">candidate</th>
       <th v-for="c in view.columns" scope="col" :title="c.words">{{ c.title }}
         <div class="hr-soft">{{ c.number }}</div><div class="hr-soft">{{ c.entropy }}</div>
-        <div class="hr-soft">{{ c.removed }}</div></th><th scope="col"></th></tr></thead>
+        <div class="hr-soft">{{ c.removed }}</div><div class="hr-soft">{{ c.mass }}</div></th><th scope="col"></th></tr></thead>
     <tbody><tr v-for="r in view.rows" :key="r.id" :class="{ 'hr-drawn': r.drawn }">
       <th scope="row" :title="'token ' + r.id"><span class="hr-mono hr-candidate">{{ r.text }}</span>
         <span v-if="r.drawn" class="hr-soft"> ◀ drawn</span></th>
@@ -22,7 +22,8 @@ export default {
   methods: {
     percent(p) {
       if (p >= 0.9995) return "100 %";
-      return p >= 0.001 ? (100 * p).toFixed(1) + " %" : (100 * p).toExponential(1) + " %";
+      if (p >= 0.001) return (100 * p).toFixed(1) + " %";
+      return p >= 1e-6 ? Number((100 * p).toPrecision(2)) + " %" : "< 0.0001 %";
     },
   },
 };

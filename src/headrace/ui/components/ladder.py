@@ -31,7 +31,10 @@ class Ladder(Element, component="ladder.js"):
         self._props["view"] = {
             "caption": caption,
             "busy": busy,
-            "columns": [_column(shot) for shot in shots],
+            "columns": [
+                _column(shot, before)
+                for shot, before in zip(shots, (None, *shots[:-1]), strict=True)
+            ],
             "rows": _rows(token, shots, num_rows),
         }
 
@@ -39,7 +42,7 @@ class Ladder(Element, component="ladder.js"):
         self._props["view"] = {}
 
 
-def _column(shot: Shot) -> dict[str, str]:
+def _column(shot: Shot, before: Shot | None) -> dict[str, str]:
     low, high = shot.num_candidates
     number = f"{low:,}" if low == high else f"{low:,} … {high:,}"
     about = "≈ " if shot.why else ""
@@ -48,9 +51,18 @@ def _column(shot: Shot) -> dict[str, str]:
         "title": TITLES.get(shot.name, shot.name),
         "number": f"{number} left",
         "entropy": f"{about}{shot.entropy:.2f} nats",
-        "removed": "" if shot.removed is None else f"{about}−{shot.removed:.1%} of mass",
+        "removed": "" if before is None else _removed(shot, before),
+        "mass": "" if not shot.removed else f"{about}−{shot.removed:.1%} of mass",
         "words": "; ".join(shot.why),
     }
+
+
+def _removed(shot: Shot, before: Shot) -> str:
+    """How many candidates a stage took away, where that is known."""
+    (low, high), (fewest, most) = before.num_candidates, shot.num_candidates
+    if low != high or fewest != most:
+        return ""
+    return f"removed {low - fewest:,}" if low > fewest else "removed none"
 
 
 def _rows(token: Token, shots: Sequence[Shot], num_rows: int) -> list[dict[str, Any]]:

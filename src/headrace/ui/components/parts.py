@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nicegui import ui
 from nicegui.element import Element
 
 
@@ -17,6 +18,13 @@ class Tiles(Element, component="tiles.js"):
     def __init__(self, names: Sequence[tuple[str, str]]) -> None:
         super().__init__()
         self._props["names"] = [list(name) for name in names]
+
+
+def span(title: str, names: Sequence[tuple[str, str]]) -> Tiles:
+    """Figures that are of one span of time, below its name."""
+    with ui.element("div").classes("hr-span").style(f"--hr-many: {len(names)}"):
+        ui.label(title).classes("hr-soft")
+        return Tiles(names)
 
 
 class Sheet(Element, component="sheet.js"):

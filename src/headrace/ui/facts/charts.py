@@ -1,7 +1,8 @@
 """Charts: the options that all of a page's charts share, and lines. Pure: dicts for ECharts.
 
-Series differ by colour (Okabe and Ito's palette), by dashes and by the shape of their points. Texts
-go only into values: the framework runs a *key* that begins with a colon as a script.
+Series differ by colour, by dashes and by the shape of their points. Colours are the page's own
+variables (shell.css), so that a chart, drawn as SVG, follows light and dark by itself. Texts go
+only into values: the framework runs a *key* that begins with a colon as a script.
 """
 
 from __future__ import annotations
@@ -10,13 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: Readable on light and dark ground, and told apart without colour vision.
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6d00")
-DASHES = ("solid", "dashed", "dotted", "solid", "dashed", "dotted", "solid")
-SYMBOLS = ("circle", "rect", "triangle", "diamond", "roundRect", "pin", "arrow")
-#: For text and lines: a contrast of 4.5 on both grounds.
-GREY = "#76808a"
-_FAINT = "rgba(128, 138, 148, 0.25)"
+PALETTE = tuple(f"var(--hr-s{number})" for number in range(1, 6))
+DASHES = ("solid", "dashed", "dotted", "solid", "dashed")
+SYMBOLS = ("circle", "rect", "triangle", "diamond", "roundRect")
+#: For text and lines.
+GREY = "var(--hr-soft)"
+_FAINT = "var(--hr-faint)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,12 @@ def base(x: Mapping[str, Any], y: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def described(options: dict[str, Any], words: str) -> dict[str, Any]:
+    """Says what a chart shows, for those who do not see it."""
+    options["aria"] = {**options.get("aria", {}), "enabled": True, "label": {"description": words}}
+    return options
+
+
 def line(number: int, one: Line, *, points: bool = False, **more: Any) -> dict[str, Any]:
     """The series of a line; number: its place in the chart, which gives its look."""
     look = number % len(PALETTE)
@@ -81,6 +87,17 @@ def lines(
     chart = base(x, y)
     chart["series"] = [line(number, one, points=points) for number, one in enumerate(series)]
     chart["legend"]["show"] = len(series) > 1
+    return chart
+
+
+def number_and_mass(x: Mapping[str, Any], number: Line, mass: Line) -> dict[str, Any]:
+    """Candidates to the left, on a logarithmic axis; their mass, dashed, to the right."""
+    chart = lines(x, axis("candidates", log=True, min=1), (number, mass))
+    right = {**axis("mass", min=0, max=1), "nameGap": 32, "splitLine": {"show": False}}
+    chart["yAxis"] = [chart["yAxis"], right]
+    chart["series"][1]["yAxisIndex"] = 1
+    chart["grid"] |= {"left": 52, "right": 46}
+    chart["legend"] |= {"icon": None, "itemWidth": 30}
     return chart
 
 

@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from headrace.errors import UsageError
 
 #: What `lab run` says while it goes on: "headrace: NAME  37 %  0:40 left  text".
 PROGRESS = re.compile(r"headrace: (\S+)\s+(\d{1,3}) %\s+(\d+):(\d\d) left\s+(.*)")
+#: A model by its name; a page names no files.
+_MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 _FIGURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,80}\.png")
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -37,10 +40,13 @@ _SECRETS = ("HEADRACE_API_KEY",)
 
 @dataclass(slots=True)
 class Run:
-    """One run, going on or ended. share: done, 0 … 1. problem: what it said when it failed."""
+    """One run, going on or ended. model: None = the experiment's own. is_quick: with small sizes.
+    share: done, 0 … 1. problem: what it said when it failed."""
 
     name: str
     fault: str | None = None
+    model: str | None = None
+    is_quick: bool = True
     share: float = 0.0
     left_s: float | None = None
     text: str = "starting"
@@ -80,6 +86,7 @@ class LabDesk:
         self._task: asyncio.Task[None] | None = None
         self._experiments: tuple[Mapping[str, Any], ...] = ()
         self._listing = asyncio.Lock()
+        self._reporting = asyncio.Lock()
 
     async def experiments(self) -> tuple[Mapping[str, Any], ...]:
         """As `headrace lab list --json` has them; asked once. Raises UsageError."""
@@ -98,16 +105,20 @@ class LabDesk:
     def busy(self) -> bool:
         return self.run is not None and not self.run.ended
 
-    async def begin(self, name: str, fault: str | None = None) -> None:
-        """Starts a quick run. Raises UsageError while another goes on, and for unknown names."""
+    async def begin(
+        self, name: str, fault: str | None = None, model: str | None = None, quick: bool = True
+    ) -> None:
+        """Starts a run. Raises UsageError while another goes on, and for unknown names."""
         known = {one["name"]: one for one in await self.experiments()}
         if name not in known:
             raise UsageError(f"There is no experiment {name!r}.")
         if fault is not None and fault not in known[name]["faults"]:
             raise UsageError(f"The check of {name} does not look for {fault!r}.")
+        if model is not None and not _MODEL.fullmatch(model):
+            raise UsageError("A model is named here as in `headrace pull`, such as smollm2-135m.")
         if self.run is not None and not self.run.ended:
             raise UsageError(f"{self.run.name} is still running; one goes on at a time.")
-        self.run = Run(name, fault)
+        self.run = Run(name, fault, model, quick)
         self._process = None
         self._task = asyncio.create_task(self._carry_out(self.run))  # though the page may be closed
 
@@ -122,6 +133,18 @@ class LabDesk:
         if not done:
             _signal(self._process, signal.SIGKILL)
             await asyncio.wait([task])
+
+    async def report(self) -> bytes:
+        """All results as one page, as `headrace lab report` makes it. Raises UsageError."""
+        async with self._reporting:
+            with tempfile.TemporaryDirectory(prefix="headrace-report-") as directory:
+                page = Path(directory) / "report.html"
+                process = await self._start("report", str(self.directory), "-o", str(page))
+                _, err = await process.communicate()
+                if process.returncode:
+                    lines = err.decode("utf-8", "replace").strip().splitlines()
+                    raise UsageError(lines[-1] if lines else "The report could not be made.")
+                return await asyncio.to_thread(page.read_bytes)
 
     def result(self, name: str) -> dict[str, Any] | None:
         """The newest result of an experiment; None where there is none. Raises UsageError for a
@@ -172,10 +195,12 @@ class LabDesk:
 
     async def _carry_out(self, run: Run) -> None:
         """From start to end of a run's process."""
-        more = () if run.fault is None else ("--inject", run.fault)
+        more = ["--quick"] if run.is_quick else []
+        more += ["--inject", run.fault] if run.fault is not None else []
+        more += ["--model", run.model] if run.model is not None else []
         try:
             process = self._process = await self._start(
-                "run", run.name, "--quick", "--out", str(self.directory), *more
+                "run", run.name, "--out", str(self.directory), *more
             )
         except OSError as error:
             run.status, run.last_line = 2, f"it cannot be started: {error.strerror}"

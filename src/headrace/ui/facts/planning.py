@@ -34,6 +34,8 @@ PROMPTS = (0, 16, 32, 64, *LENGTHS)
 CONCURRENCIES = tuple(
     n for n in sorted({1 << k for k in range(11)} | {3 << k for k in range(9)}) if n <= 1024
 )
+#: Plans that are kept.
+MAX_ANSWERS = 64
 _PARTS = ("weights", "kv", "activations", "overhead")
 _PART_NAMES = ("weights", "KV", "activations", "other")
 
@@ -96,9 +98,10 @@ def server_hardware(limits: Mapping[str, Any], *, is_here: bool) -> Hardware | N
     rates = limits.get("machine")
     if not rates:
         return None
+    threads = rates["threads"]
     return Hardware(
         name=SERVER,
-        title=f"this server, {rates['threads']} threads, {rates['isa']}",
+        title=f"this server, {threads} thread{'s' * (threads != 1)}, {rates['isa']}",
         kind="cpu",
         memory_bytes=local_memory_bytes() if is_here else None,
         read_bytes_per_s=1e9 * rates["read_gb_per_s"],
@@ -144,6 +147,23 @@ def answer(wish: Wish, server: Hardware | None) -> Plan:
         _sheets(table, time_columns(table), time_legend),
         memory_chart(table),
     )
+
+
+class Answers:
+    """What was asked lately, for all pages: they ask alike, and sliders go back and forth. Nobody
+    changes what it gives."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Wish, str], Plan] = {}
+
+    def answer(self, wish: Wish, server: Hardware | None) -> Plan:
+        """As `answer`; from any thread."""
+        key = wish, repr(server)
+        found = self._kept.pop(key, None) or answer(wish, server)
+        self._kept[key] = found  # the newest last
+        for oldest in list(self._kept)[:-MAX_ANSWERS]:
+            self._kept.pop(oldest, None)
+        return found
 
 
 def explain(table: BudgetTable) -> list[tuple[str, list[list[str]]]]:

@@ -20,6 +20,7 @@ LOOKS: Mapping[str, tuple[str, str]] = {
     "prefill": (charts.PALETTE[1], "triangle"),
 }
 
+_AT_BEST, _MEASURED = "ops at best", "steps, measured"
 OP_COLUMNS = ("op", "limited by", "count", "Mop", "MB", "op/byte", "at best")
 
 
@@ -30,8 +31,9 @@ def roofline() -> dict[str, Any]:
     chart = charts.base(x, y)
     chart["tooltip"] = {"trigger": "item", "formatter": "{a}\n{b}", "renderMode": "richText",
                         "confine": True}  # fmt: skip
-    chart["grid"] = {"left": 60, "right": 20, "top": 64, "bottom": 44}
-    chart["legend"] |= {"icon": None, "itemWidth": 22, "itemHeight": 9}
+    chart["grid"] = {"left": 60, "right": 40, "top": 72, "bottom": 44}
+    names = [f"{kind}: {what}" for kind in LOOKS for what in (_AT_BEST, _MEASURED)]
+    chart["legend"] |= {"icon": None, "itemWidth": 14, "itemHeight": 9, "data": names}
     for unit, dash in zip(UNITS, _ROOF_DASHES, strict=True):
         chart["series"].append(
             {
@@ -40,6 +42,7 @@ def roofline() -> dict[str, Any]:
                 "type": "line",
                 "symbol": "none",
                 "silent": True,
+                "endLabel": {"show": True, "formatter": unit, "color": charts.GREY, "fontSize": 11},
                 "itemStyle": {"color": charts.GREY},
                 "lineStyle": {"color": charts.GREY, "type": dash, "width": 2},
                 "data": [],
@@ -50,7 +53,7 @@ def roofline() -> dict[str, Any]:
         chart["series"].append(
             {
                 "id": f"ops {kind}",
-                "name": f"{kind}: at best",
+                "name": f"{kind}: {_AT_BEST}",
                 "type": "scatter",
                 "symbol": shape,
                 "symbolSize": 11,
@@ -69,7 +72,7 @@ def roofline() -> dict[str, Any]:
         chart["series"].append(
             {
                 "id": f"steps {kind}",
-                "name": f"{kind}: whole steps, measured",
+                "name": f"{kind}: {_MEASURED}",
                 "type": "scatter",
                 "symbol": shape,
                 "symbolSize": 7,

@@ -48,7 +48,9 @@ class _Chat:
     def build(self) -> None:
         with ui.element("div").classes("hr-split"):
             with ui.element("section").classes("hr-stack").props('aria-label="Conversation"'):
-                self._turns = ui.element("div").classes("hr-stack").props("role=log")
+                self._turns = (
+                    ui.element("div").classes("hr-stack").props('role=log aria-label="Messages"')
+                )
                 Flow().set_visibility(False)  # so that the browser knows what one is
                 self._show_hint()
                 self._build_composer()
@@ -221,29 +223,34 @@ class _Chat:
                 self._show_answer(index, turn)
 
     def _show_question(self, index: int, turn: Turn) -> None:
-        with ui.element("article").classes("hr-turn hr-question").props('aria-label="You"'):
+        with ui.element("article").classes("hr-turn hr-question") as article:
+            article.props('aria-label="You"')
             text = ui.label(turn.text).classes("hr-flow")
             edit = icon_button("edit", "Edit and send again").classes("hr-tool")
 
             def begin() -> None:
                 text.set_visibility(False)
                 edit.set_visibility(False)
-                editor.set_visibility(True)
+                article.classes(add="hr-editing")
+                with editor:
+                    fill()
 
             def end() -> None:
                 text.set_visibility(True)
                 edit.set_visibility(True)
-                editor.set_visibility(False)
+                article.classes(remove="hr-editing")
+                editor.clear()
 
             edit.on_click(begin)
-            with ui.element("div").classes("hr-stack") as editor:
-                box = ui.textarea(value=turn.text).props("outlined dense autogrow")
+            editor = ui.element("div").classes("hr-stack")
+
+            def fill() -> None:  # only now: a hidden field cannot tell how high its text is
+                box = ui.textarea(value=turn.text).props("outlined dense autogrow autofocus")
                 box.props('aria-label="Edit your message"').style("width: 100%")
                 with ui.element("div").classes("hr-row"):
                     send = ui.button("Send again", on_click=lambda: self._resend(index, box.value))
                     send.props("no-caps unelevated dense")
                     ui.button("Cancel", on_click=end, color=None).props("flat no-caps dense")
-            editor.set_visibility(False)
 
     def _show_answer(self, index: int, turn: Turn) -> None:
         account = turn.account or Account()

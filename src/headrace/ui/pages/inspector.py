@@ -16,7 +16,7 @@ from headrace.ui.components.ladder import Ladder
 from headrace.ui.components.strip import Strip
 from headrace.ui.facts.branch import Branch, grow, prompt_ids
 from headrace.ui.facts.resample import Wish
-from headrace.ui.facts.traces import Shot, Token, recompute
+from headrace.ui.facts.traces import TITLES, Shot, Token, recompute
 from headrace.ui.shell import Frame
 
 #: The server bounds candidates · tokens of a request.
@@ -116,18 +116,28 @@ class _Inspector:
     def _build_sliders(self) -> None:
         ui.label("Sampling").classes("hr-title")
         w = self._wish
-        self._sliders = {
-            "temperature": slider("Temperature", 0.0, 3.0, 0.05, w.temperature,
-                                  lambda v: self._moved("temperature", v), off_at(0.0, "greedy")),
-            "top_k": slider("Top-k", 0, 100, 1, w.top_k,
-                            lambda v: self._moved("top_k", int(v)), off_at(0)),
-            "typical_p": slider("Typical-p", 0.05, 1.0, 0.01, w.typical_p,
-                                lambda v: self._moved("typical_p", v), off_at(1.0)),
-            "top_p": slider("Top-p", 0.05, 1.0, 0.01, w.top_p,
-                            lambda v: self._moved("top_p", v), off_at(1.0)),
-            "min_p": slider("Min-p", 0.0, 0.5, 0.01, w.min_p,
-                            lambda v: self._moved("min_p", v), off_at(0.0)),
-        }  # fmt: skip
+        slider(
+            "Temperature",
+            0.0,
+            3.0,
+            0.05,
+            w.temperature,
+            lambda v: self._moved("temperature", v),
+            off_at(0.0, "greedy"),
+        )
+        slider("Top-k", 0, 100, 1, w.top_k, lambda v: self._moved("top_k", int(v)), off_at(0))
+        slider(
+            "Typical-p",
+            0.05,
+            1.0,
+            0.01,
+            w.typical_p,
+            lambda v: self._moved("typical_p", v),
+            off_at(1.0),
+        )
+        slider("Top-p", 0.05, 1.0, 0.01, w.top_p, lambda v: self._moved("top_p", v), off_at(1.0))
+        slider("Min-p", 0.0, 0.5, 0.01, w.min_p,
+               lambda v: self._moved("min_p", v), off_at(0.0))  # fmt: skip
         ui.label(
             "They recompute the picked token at once, from its stored trace. What is generated "
             "next, or forked, is drawn with them."
@@ -171,9 +181,8 @@ class _Inspector:
                 ui.label(title).classes("hr-title").style("font-size: 14px")
                 if branch.parent is not None:
                     old, new = branch.parent.tokens[branch.at], branch.tokens[0]
-                    ui.label(
-                        f"token {branch.at + 1}: {new.text!r} instead of {old.text!r}"
-                    ).classes("hr-soft")
+                    change = "again" if new.id == old.id else f"instead of {old.text!r}"
+                    ui.label(f"token {branch.at + 1}: {new.text!r} {change}").classes("hr-soft")
             strip = Strip(
                 f"{title}: tokens", lambda i: self._pick((branch, i)), self._by.value or "p"
             )
@@ -269,6 +278,9 @@ class _Inspector:
         token = branch.tokens[index]
         shots, story = self._shots(token)
         p = "no probability told" if token.probability is None else f"{token.probability:.2%}"
+        there = {shot.name for shot in shots}
+        off = [title for name, title in TITLES.items() if name not in there]
+        story += f" Without effect: {', '.join(off)}." if off else ""
         self._about.text = f"Token {index + 1}, {token.text!r}; by the model: {p}. {story}"
         self._ladder.show(token, shots, 14, f"Token {index + 1}, {token.text!r}", self._is_busy)
 

@@ -42,6 +42,10 @@ class _Lab:
                 self._list = ui.element("div").classes("hr-stack hr-picks")
                 with self._list:
                     ui.label("listing them…").classes("hr-soft")
+                report = ui.link("All results as one page", "/lab-report", new_tab=True)
+                report.classes("hr-soft")
+                self._report = report
+                report.set_visibility(False)
             with ui.element("div").classes("hr-stack"):
                 with ui.element("section").classes("hr-card").props('aria-label="Experiment"'):
                     self._build_head()
@@ -50,7 +54,7 @@ class _Lab:
                 with self._result:
                     Sheet("", ()).set_visibility(False)  # the browser learns what one is
         self._frame.every(1, self._watch)
-        self._frame.run(self._load())
+        self._frame.once(self._load)
 
     def _build_head(self) -> None:
         self._title = ui.label("Choose an experiment").classes("hr-title")
@@ -62,6 +66,12 @@ class _Lab:
         with ui.element("div").classes("hr-row") as self._controls:
             self._fault = ui.select([_NO_FAULT], value=_NO_FAULT, label="plant a fault")
             self._fault.props("outlined dense options-dense").style("min-width: 190px")
+            self._model = ui.input("model (empty: its own)")
+            self._model.props("outlined dense spellcheck=false").style("min-width: 190px")
+            self._sizes = ui.toggle({True: "quick", False: "full"}, value=True)
+            self._sizes.props("no-caps dense unelevated toggle-color=primary padding='4px 10px'")
+            self._sizes.props('role=group aria-label="Sizes"')
+            self._sizes.on_value_change(lambda _: self._look_again())
             self._run_button = ui.button("Run", on_click=self._begin)
             self._run_button.props("no-caps unelevated icon=play_arrow")
             self._stop_button = ui.button("Stop", on_click=self._stop, color=None)
@@ -94,12 +104,15 @@ class _Lab:
 
     async def _read_heads(self) -> None:
         for one in self._experiments:
+            found = None
             try:
                 found = await asyncio.to_thread(self._desk.result, one["name"])
                 said = findings.headline(found) if found else "not run yet"
             except UsageError:
                 said = "a result of another version"
             self._heads[one["name"]][1].text = said
+            if found:
+                self._report.set_visibility(True)
 
     async def _choose(self, name: str) -> None:
         self._chosen = one = next(e for e in self._experiments if e["name"] == name)
@@ -113,9 +126,13 @@ class _Lab:
         self._fault.set_options([_NO_FAULT, *one["faults"]], value=_NO_FAULT)
         self._fault.set_visibility(bool(one["faults"]))
         self._controls.set_visibility(True)
+        self._look_again()
+        await self._show_result()
+
+    def _look_again(self) -> None:
+        """Says how things stand, also where they stand as before."""
         self._shown = None
         self._watch()
-        await self._show_result()
 
     # ---- running ------------------------------------------------------------------------------
 
@@ -135,7 +152,8 @@ class _Lab:
         self._frame.be_quiet()
         fault = None if self._fault.value == _NO_FAULT else str(self._fault.value)
         try:
-            await self._desk.begin(self._chosen["name"], fault)
+            model = (self._model.value or "").strip() or None
+            await self._desk.begin(self._chosen["name"], fault, model, bool(self._sizes.value))
         except UsageError as error:
             self._frame.say(str(error))
         self._watch()
@@ -164,8 +182,9 @@ class _Lab:
         self._run_button.set_visibility(not going)
         self._stop_button.set_visibility(going and mine)
         self._progress.set_visibility(going and mine)
-        quick = f"about {self._chosen['quick_s']:.0f} s on two quiet cores, quick sizes"
-        self._hint.text = f"{run.name} is running" if run and going and not mine else quick
+        takes_s = self._chosen["quick_s" if self._sizes.value else "full_s"]
+        takes = f"about {_length(takes_s)} on two quiet cores"
+        self._hint.text = f"{run.name} is running" if run and going and not mine else takes
         if run is not None and going and mine:
             self._bar.value = run.share
             left = "" if run.left_s is None else f" · {_clock(run.left_s)} left"
@@ -264,6 +283,10 @@ def _picture(name: str, file: str, caption: str, alt: str, version: str) -> None
         picture.props["alt"] = alt
         with ui.element("figcaption").classes("hr-soft"):
             ui.label(caption)
+
+
+def _length(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def _clock(seconds: float) -> str:

@@ -8,9 +8,10 @@ from typing import Any
 
 from nicegui import ui
 
+from headrace.ui.components.chart import chart
 from headrace.ui.components.controls import slider
 from headrace.ui.components.live import Live
-from headrace.ui.components.parts import Sheet, Tiles
+from headrace.ui.components.parts import Sheet, span
 from headrace.ui.facts import charts, roof, watch
 from headrace.ui.facts.feed import News, understood
 from headrace.ui.following import follow
@@ -19,15 +20,22 @@ from headrace.ui.shell import Frame
 #: Points of steps that are shown per kind.
 MAX_STEPS = 64
 _MACHINE = (
-    ("read", "memory bandwidth, measured when the server started"),
+    ("read", "memory bandwidth"),
     ("int8", "peak of int8 products"),
     ("bf16", "peak of bf16 products"),
     ("f32", "peak of f32 products"),
     ("weights", "bytes of the weights"),
     ("KV per token", "bytes of keys and values of one token"),
-    ("decode now", "generated tokens per second in decode steps, since the last snapshot"),
-    ("of the bound", "how close decode steps came to the limit, last two minutes"),
-    ("prefill of the bound", "how close steps with prompts came to the limit, last two minutes"),
+)
+_NOW = (("decode", "generated tokens per second in decode steps"),)
+_LATELY = (
+    ("decode, of the bound", "how close decode steps came to the limit"),
+    ("prefill, of the bound", "how close steps with prompts came to the limit"),
+)
+_SPANS = (
+    ("Measured when the server started", _MACHINE),
+    ("Now", _NOW),
+    ("Last two minutes", _LATELY),
 )
 
 
@@ -50,11 +58,16 @@ class _Limits:
     def build(self) -> None:
         self._live = Live()
         with ui.element("section").classes("hr-card").props('aria-label="Machine and model"'):
-            self._tiles = Tiles(_MACHINE)
+            with ui.element("div").classes("hr-spans"):
+                self._tiles = [span(title, names) for title, names in _SPANS]
             self._about = ui.label("").classes("hr-facts")
         with ui.element("section").classes("hr-card").props('aria-label="Roofline"'):
             ui.label("Roofline").classes("hr-title")
-            self._roof = ui.echart(roof.roofline()).classes("hr-chart hr-tall")
+            self._roof = chart(
+                roof.roofline(),
+                "Operations per second over operations per byte: the machine's roofs, the ops of "
+                "the steps below, and measured steps. The tables below have the ops in figures.",
+            ).classes("hr-tall")
             ui.label(
                 "Hollow: kinds of ops of the steps below, where the bound has them. Filled: whole "
                 "steps of this server, as they were. One above the roof: the machine was busier "
@@ -62,23 +75,26 @@ class _Limits:
             ).classes("hr-soft")
         with ui.element("section").classes("hr-card").props('aria-label="Against the bound"'):
             ui.label("Generation against the bound").classes("hr-title")
-            self._rate = ui.echart(charts.over_time(
-                charts.axis("tok/s"), ("reached", "the bound")
-            )).classes("hr-chart")  # fmt: skip
+            self._rate = chart(
+                charts.over_time(charts.axis("tok/s", min=0), ("reached", "the bound")),
+                "Generated tokens per second, reached and at best, over the last two minutes.",
+            )
+            self._rate_words = ui.label(
+                "Nothing was generated in the last two minutes; what is will be drawn here."
+            ).classes("hr-soft")
         with ui.element("section").classes("hr-card").props('aria-label="Steps"'):
             self._build_steps()
-        self._ask()
-        self._frame.run(follow(self._frame, self._show, self._ask))
+        self._frame.once(self._look)
+        self._frame.once(lambda: follow(self._frame, self._show, self._ask))
 
     def _build_steps(self) -> None:
         ui.label("A step, op by op").classes("hr-title")
-        self._sliders: dict[str, ui.slider] = {}
         with ui.element("div").classes("hr-columns"):
             for name, key, most in (("Batch", "batch", 64), ("Context", "context", 4096),
                                     ("Prompt", "prompt", 2048)):  # fmt: skip
                 low = 1 if key == "batch" else 16
                 step = 1 if key == "batch" else 16
-                self._sliders[key] = slider(
+                slider(
                     name, low, most, step, self._load[key],
                     lambda value, key=key: self._moved(key, value),  # type: ignore[misc]
                 )  # fmt: skip
@@ -161,6 +177,8 @@ class _Limits:
                 self._roof,
                 {"series": [roof.steps(kind, list(self._steps[kind])) for kind in sorted(moved)]},
             )
+        if self._window.change("steps", "decode", "decode_tokens"):
+            self._rate_words.text = ""
         self._show_tiles(rows[-1] if rows else None)
         self._live.flush()
 
@@ -170,14 +188,16 @@ class _Limits:
         ends = self._window.ends
         shares = [watch.bound_share(*ends, kind) if ends else None for kind in watch.KINDS]
         reached = point[1] if point else None
-        self._live.put(
+        for tiles, figures in zip(
             self._tiles,
-            [
-                *self._facts,
-                "—" if reached is None else f"{reached:,.0f} tok/s",
-                *("—" if share is None else f"{share:.0%}" for share in shares),
-            ],
-        )
+            (
+                self._facts,
+                ["idle" if reached is None else f"{reached:,.0f} tok/s"],
+                ["idle" if share is None else f"{share:.0%}" for share in shares],
+            ),
+            strict=True,
+        ):
+            self._live.put(tiles, figures)
 
 
 def _facts(rates: dict[str, Any] | None, model: dict[str, Any]) -> list[str]:
@@ -200,4 +220,5 @@ def _about(rates: dict[str, Any] | None, model: dict[str, Any]) -> str:
     )
     if rates is None:
         return f"{words} The server was started with --no-step-limits, so it knows no roof."
-    return f"{words} {rates['threads']} threads, {rates['isa']}."
+    threads = rates["threads"]
+    return f"{words} {threads} thread{'s' * (threads != 1)}, {rates['isa']}."

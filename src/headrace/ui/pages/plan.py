@@ -13,8 +13,10 @@ from nicegui import ui
 
 from headrace.errors import EndpointError, HeadraceError
 from headrace.limits.plan import Hardware
+from headrace.ui.components.chart import chart, show
 from headrace.ui.components.controls import slider
 from headrace.ui.components.parts import Sheet
+from headrace.ui.components.range import Range
 from headrace.ui.facts import planning
 from headrace.ui.facts.feed import understood
 from headrace.ui.facts.planning import Plan, Wish
@@ -27,7 +29,7 @@ _WHY_COLUMNS = ("what", "formula", "numbers", "result")
 
 async def build(frame: Frame) -> None:
     """The page."""
-    await _Plan(frame).build()
+    _Plan(frame).build()
 
 
 class _Plan:
@@ -42,11 +44,12 @@ class _Plan:
         self._plan: Plan | None = None
         self._why_is_open = False
 
-    async def build(self) -> None:
-        await self._meet_server()
+    def build(self) -> None:
         with ui.element("div").classes("hr-lab hr-plan"):
-            with ui.element("aside").classes("hr-card").props('aria-label="Question"'):
-                self._build_question()
+            self._question = ui.element("aside").classes("hr-card").props('aria-label="Question"')
+            with self._question:
+                ui.label("Question").classes("hr-title")
+                Range("", 0, 1, 1, 0, "", lambda _: None).set_visibility(False)  # as it comes later
             with ui.element("div").classes("hr-stack"):
                 self._problem = ui.label("").classes("hr-warn").props("role=alert")
                 self._problem.set_visibility(False)
@@ -61,6 +64,12 @@ class _Plan:
                     self._advice = ui.element("div").classes("hr-stack")
                 with ui.element("section").classes("hr-card").props('aria-label="Why"'):
                     self._build_why()
+        self._frame.once(self._begin)
+
+    async def _begin(self) -> None:
+        await self._meet_server()
+        with self._question:
+            self._build_question()
         self._ask()
 
     async def _meet_server(self) -> None:
@@ -83,7 +92,6 @@ class _Plan:
 
     def _build_question(self) -> None:
         w = self._wish
-        ui.label("Question").classes("hr-title")
         self._choice("Model", planning.model_names(), w.model, "model")
         machines = ui.select(
             planning.hardware_names(self._server), value=list(w.hardware), multiple=True,
@@ -109,7 +117,7 @@ class _Plan:
         ui.label("Memory, GB").classes("hr-title")
         self._facts = ui.label("").classes("hr-facts")
         self._hardware = ui.element("ul").classes("hr-list hr-soft")
-        self._chart = ui.echart({}).classes("hr-chart")
+        self._chart = chart({}, "Memory by parts")
         self._memory = Sheet("Memory", ("hardware",), "…").mark("memory")
         self._memory_legend = ui.label("").classes("hr-soft")
 
@@ -155,13 +163,14 @@ class _Plan:
 
     async def _answer(self) -> None:
         """Answers until nothing was moved meanwhile; the newest wish wins."""
+        answer = self._frame.plans.answer
         while self._answered != self._wish:
             wish = self._wish
             try:
                 if not wish.hardware:
                     self._complain("Choose some hardware.")
                 else:
-                    self._show(await asyncio.to_thread(planning.answer, wish, self._server))
+                    self._show(await asyncio.to_thread(answer, wish, self._server))
                     self._complain("")
                     await self._explain()
             except HeadraceError as error:
@@ -187,9 +196,7 @@ class _Plan:
             sheet.show(found.heads, found.rows, found.left)
             label.text = found.legend
         self._chart.style(f"height: {90 + 44 * len(plan.memory.rows)}px")
-        self._chart.options.clear()
-        self._chart.options.update(plan.chart)
-        self._chart.update()
+        show(self._chart, plan.chart, "Memory by parts, a bar per row of the table below.")
         self._advise(plan)
 
     def _advise(self, plan: Plan) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from nicegui import ui
 
+from headrace.ui.components.chart import chart, show
 from headrace.ui.components.controls import slider
 from headrace.ui.components.flow import Flow
 from headrace.ui.facts import charts, curves
@@ -29,6 +30,12 @@ FILTERS: tuple[tuple[str, dict[str, float]], ...] = (
     ("min-p 0.1", {"min_p": 0.1}),
 )
 GRID_TOKENS = 48
+#: Filters whose effect is drawn: name in a request, title, axis.
+_CURVES: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("top_k", "top-k", {"log": True}),
+    ("top_p", "top-p", {"max": 1}),
+    ("min_p", "min-p", {}),
+)
 
 
 async def build(frame: Frame) -> None:
@@ -79,18 +86,18 @@ class _Sampling:
                 _button("Draw it and go on", "skip_next", self._step),
                 _button("Fill the grid", "grid_view", self._fill),
             ]
+            self._buttons[0].props("unelevated color=primary", remove="flat")
             self._buttons[1].disable()
 
     def _build_position(self) -> None:
         ui.label("The next token").classes("hr-title")
         self._about = ui.label("Nothing is looked at yet.").classes("hr-soft").props("role=status")
         slider("Temperature", 0.1, 5.0, 0.05, self._temperature, self._warm)
-        with ui.element("div").classes("hr-charts"):
-            self._entropy = _chart("Entropy over temperature, nats")
-            self._by_top_p = _chart("Candidates left over top-p")
-            self._by_min_p = _chart("Candidates left over min-p")
-            self._by_top_k = _chart("Mass of the first k")
-        self._draw(None)
+        self._charts = ui.element("div").classes("hr-charts hr-wide")
+        with self._charts:
+            self._entropy = _chart("Entropy over temperature")
+            self._by = {name: _chart(f"Left by {title} alone") for name, title, _ in _CURVES}
+        self._charts.set_visibility(False)
 
     def _build_grid(self) -> None:
         ui.label("Outputs side by side").classes("hr-title")
@@ -98,7 +105,11 @@ class _Sampling:
             f"The same prompt, {GRID_TOKENS} tokens each, all at once. distinct-2: different pairs "
             "of tokens as a share of all pairs; a text that repeats itself has few."
         ).classes("hr-soft")
-        with ui.element("div").classes("hr-scroll"), ui.element("table").classes("hr-grid"):
+        with (
+            ui.element("div").classes("hr-scroll"),
+            ui.element("table").classes("hr-grid") as table,
+        ):
+            table.props('aria-label="Outputs"')
             with ui.element("thead"), ui.element("tr"):
                 with ui.element("th"):
                     ui.label("temperature")
@@ -151,25 +162,24 @@ class _Sampling:
             self._draw(self._branch.tokens[0])
 
     def _draw(self, token: Token | None) -> None:
-        known = token.known if token else None
-        if token is not None:
-            self._buttons[1].enable()
-            self._about.text = _story(token, known)
+        if token is None:  # the server ended without one
+            return
+        known = token.known
+        self._buttons[1].enable()
+        self._about.text = _story(token, known)
+        self._charts.set_visibility(known is not None)
+        if known is None:
+            return
         t = self._temperature
-        line = [curves.entropy(known)] if known else []
-        entropy = charts.lines(charts.axis("temperature"), charts.axis("nats"), line)
-        if known:
-            entropy["series"][0]["markLine"] = charts.mark(t, f"T = {t:g}")
-        _show(self._entropy, entropy)
-        left = charts.axis("candidates", log=True, min=1)
-        for chart, name, make in (
-            (self._by_top_p, "top-p", curves.kept_by_top_p),
-            (self._by_min_p, "min-p", curves.kept_by_min_p),
-        ):
-            _show(chart, charts.lines(charts.axis(name), left, [make(known, t)] if known else []))
-        mass = [curves.mass_of_top_k(known, t)] if known else []
-        _show(self._by_top_k, charts.lines(charts.axis("k", log=True),
-                                           charts.axis("mass", max=1, min=0), mass))  # fmt: skip
+        line = curves.entropy(known)
+        entropy = charts.lines(charts.axis("temperature"), charts.axis("nats"), [line])
+        entropy["series"][0]["markLine"] = charts.mark(t, f"T = {t:g}")
+        show(self._entropy, entropy, curves.words("Entropy over temperature, nats", line))
+        for name, title, options in _CURVES:
+            number, mass = curves.kept(known, t, name)
+            drawn = charts.number_and_mass(charts.axis(title, **options), number, mass)
+            words = curves.words(f"Candidates left by {title} alone", number)
+            show(self._by[name], drawn, words)
 
     # ---- the grid -----------------------------------------------------------------------------
 
@@ -255,7 +265,7 @@ def _story(token: Token, known: Known | None) -> str:
     return (
         f"Of {known.num_candidates:,} candidates, the model's first: {likely}. Drawn: "
         f"{token.text!r}. Curves end where the trace, which names {len(known.ids):,}, does not "
-        "tell the number."
+        "tell."
     )
 
 
@@ -267,10 +277,4 @@ def _chart(title: str) -> ui.echart:
     with ui.element("figure").style("margin: 0; min-width: 0"):
         with ui.element("figcaption").classes("hr-soft"):
             ui.label(title)
-        return ui.echart({}).classes("hr-chart")
-
-
-def _show(chart: ui.echart, options: dict[str, Any]) -> None:
-    chart.options.clear()
-    chart.options.update(options)
-    chart.update()
+        return chart({}, title)

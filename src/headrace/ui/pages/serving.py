@@ -8,8 +8,9 @@ from typing import Any
 from nicegui import ui
 
 from headrace.ui.backend import BackendError
+from headrace.ui.components.chart import chart
 from headrace.ui.components.live import Live
-from headrace.ui.components.parts import Blocks, Sheet, Tiles, Tree, tree_nodes
+from headrace.ui.components.parts import Blocks, Sheet, Tree, span, tree_nodes
 from headrace.ui.facts import charts, watch
 from headrace.ui.facts.feed import News, Snapshot, understood
 from headrace.ui.following import follow
@@ -22,20 +23,25 @@ TREE_TICKS = 16
 MAX_CELLS = 1024
 MAX_NODES = 200
 
-_TILES = (
+_NOW = (
     ("running", "sequences that take part in steps"),
     ("waiting", "sequences that wait for a place"),
-    ("tok/s out", "generated tokens per second, since the last snapshot"),
-    ("tok/s in", "prompt tokens computed per second, since the last snapshot"),
-    ("busy", "share of the time in steps, since the last snapshot"),
-    ("of the bound", "how close decode steps came to the machine's limit, last two minutes"),
+    ("tok/s out", "generated tokens per second"),
+    ("tok/s in", "prompt tokens computed per second"),
+    ("busy", "share of the time in steps"),
     ("KV in use", "owned and shared blocks, of all"),
-    ("prefix hits", "prompt tokens found in the cache, of those looked up, last two minutes"),
-    ("preempted", "sequences put back to make room, last two minutes"),
-    ("guesses kept", "of tokens tested by speculation, last two minutes"),
-    ("finished", "samples that ended well since the server started"),
-    ("aborted, failed", "samples that clients gave up, and that failed, since the server started"),
 )
+_LATELY = (
+    ("share of the bound", "how close decode steps came to the machine's limit"),
+    ("prefix hits", "prompt tokens found in the cache, of those looked up"),
+    ("preempted", "sequences put back to make room"),
+    ("guesses kept", "of tokens tested by speculation"),
+)
+_EVER = (
+    ("finished", "samples that ended well"),
+    ("aborted, failed", "samples that clients gave up, and that failed"),
+)
+_SPANS = (("Now", _NOW), ("Last two minutes", _LATELY), ("Since the server started", _EVER))
 
 
 async def build(frame: Frame) -> None:
@@ -55,19 +61,22 @@ class _Serving:
 
     def build(self) -> None:
         self._live = Live()
-        with ui.element("section").classes("hr-card").props('aria-label="Now"'):
-            self._tiles = Tiles(_TILES)
+        with ui.element("section").classes("hr-card hr-spans").props('aria-label="Figures"'):
+            self._tiles = [span(title, names) for title, names in _SPANS]
         with ui.element("div").classes("hr-charts hr-wide"):
             self._load = _chart("Requests", charts.over_time(
                 charts.axis("sequences", minInterval=1),
-                ("running", "waiting", "paused"), step="end"))  # fmt: skip
+                ("running", "waiting", "paused"), step="end"),
+                "Sequences running, waiting and paused over the last two minutes.")  # fmt: skip
             self._steps = _chart("What steps compute", charts.over_time(
-                charts.axis("tokens per second"), ("decode", "prompt", "guessed")))  # fmt: skip
+                charts.axis("tokens per second"), ("decode", "prompt", "guessed")),
+                "Tokens per second that steps computed over the last two minutes: decode, prompt, "
+                "guessed.")  # fmt: skip
             self._ttft = _chart(
-                "Time to first token, last two minutes", charts.bars("", "requests", ("TTFT",))
+                "Time to first token, last two minutes", charts.bars("", "requests", ("TTFT",)), ""
             )
             self._itl = _chart(
-                "Between two tokens, last two minutes", charts.bars("", "tokens", ("ITL",))
+                "Between two tokens, last two minutes", charts.bars("", "tokens", ("ITL",)), ""
             )
         with ui.element("section").classes("hr-card").props('aria-label="KV cache"'):
             self._build_cache()
@@ -77,7 +86,7 @@ class _Serving:
             self._left_out = ui.label("").classes("hr-soft")
         self._frame.every(MAP_TICKS, self._look_at_map)
         self._frame.every(TREE_TICKS, self._look_at_tree)
-        self._frame.run(follow(self._frame, self._show))
+        self._frame.once(lambda: follow(self._frame, self._show))
 
     def _build_cache(self) -> None:
         with ui.element("div").classes("hr-row"):
@@ -87,12 +96,16 @@ class _Serving:
             self._groups.set_visibility(False)
         with ui.element("div").classes("hr-columns"):
             with ui.element("div").classes("hr-stack"):
-                self._blocks = ui.echart(charts.over_time(
-                    charts.axis("% of blocks", min=0, max=100), ("owned", "shared", "cached")
-                )).classes("hr-chart")  # fmt: skip
+                self._blocks = chart(
+                    charts.over_time(
+                        charts.axis("% of blocks", min=0), ("owned", "shared", "cached")
+                    ),
+                    "Percent of the blocks that are owned, shared and cached, over the last two "
+                    "minutes.",
+                )
                 with ui.element("div").classes("hr-legend"):
                     for letter, word in zip(
-                        "foscz", ("free", "owned by one request", "shared", "cached"), strict=False
+                        "fosc", ("free", "owned by one request", "shared", "cached"), strict=True
                     ):
                         ui.label("·" if letter == "f" else letter).classes(f"hr-cell hr-b{letter}")
                         ui.label(word)
@@ -125,9 +138,11 @@ class _Serving:
         self._live.flush()
 
     def _show_now(self, before: Snapshot, now: Snapshot) -> None:
-        self._live.put(self._tiles, _figures(self._window, before, now))
-        for name, chart in (("ttft", self._ttft), ("itl", self._itl)):
-            self._live.options(chart, _histogram(now[name]["bounds"], self._window.counts(name)))
+        figures = iter(_figures(self._window, before, now))
+        for tiles, (_, names) in zip(self._tiles, _SPANS, strict=True):
+            self._live.put(tiles, [next(figures) for _ in names])
+        for name, bars in (("ttft", self._ttft), ("itl", self._itl)):
+            self._live.options(bars, _histogram(now[name]["bounds"], self._window.counts(name)))
         requests = now["requests"]
         self._live.put(self._requests, [watch.request_row(one) for one in requests["list"]])
         left_out = requests["left_out"]
@@ -157,10 +172,10 @@ class _Serving:
             _say(self._tree_facts, _tree_words(found))
 
 
-def _chart(title: str, options: dict[str, Any]) -> ui.echart:
+def _chart(title: str, options: dict[str, Any], words: str) -> ui.echart:
     with ui.element("section").classes("hr-card").props(f'aria-label="{title}"'):
         ui.label(title).classes("hr-title")
-        return ui.echart(options).classes("hr-chart")
+        return chart(options, words or title)
 
 
 def _figures(window: watch.Window, before: Snapshot, now: Snapshot) -> list[str]:
@@ -182,8 +197,8 @@ def _figures(window: watch.Window, before: Snapshot, now: Snapshot) -> list[str]
         f"{out / seconds:,.0f}",
         f"{point[2]:,.0f}",
         f"{min(busy, 1.0):.0%}",
-        _percent(bound),
-        f"{(owned or 0) + (shared or 0):.0f}%",
+        f"{(owned or 0) + (shared or 0):.3g}%",
+        "idle" if bound is None else f"{bound:.0%}",
         _percent(hits),
         f"{window.change('preemptions'):.0f}",
         _percent(kept),
@@ -203,7 +218,8 @@ def _histogram(bounds: list[float], counts: list[int]) -> dict[str, Any]:
         for name, share in (("median", 0.5), ("p90", 0.9), ("p99", 0.99))
     )
     return {
-        "xAxis": {"data": words[first : last + 1], "name": quantiles},
+        "xAxis": {"data": words[first : last + 1], "name": quantiles if full else "none yet"},
+        "aria": {"label": {"description": f"Of {sum(counts):,} measured: {quantiles}."}},
         "series": [{"data": counts[first : last + 1]}],
     }
 
@@ -220,6 +236,8 @@ def _map_words(found: dict[str, Any]) -> str:
 def _tree_words(found: dict[str, Any]) -> str:
     if not found["enabled"]:
         return "Prefix caching is off."
+    if not found["nodes"]:
+        return "Nothing is kept yet: the first request's tokens will be here."
     more = f", {found['left_out']:,} not shown" if found["left_out"] else ""
     return (
         f"{found['nodes']:,} nodes{more}, {found['tokens']:,} tokens kept. A bar reaches from the "
