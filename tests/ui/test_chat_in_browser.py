@@ -78,10 +78,11 @@ def test_a_seed_gives_what_the_api_gives_and_edits_go_back(
 ) -> None:
     browser.open(dashboard)
     _field(browser, "Most tokens", "12")
-    _field(browser, "Seed", "7")
+    seed = 17399814703227594535  # as an account has them: no number of a browser
+    _field(browser, "Seed", f"{seed}")
 
     def expected(text: str) -> str:
-        body = {"messages": [{"role": "user", "content": text}], "max_tokens": 12, "seed": 7,
+        body = {"messages": [{"role": "user", "content": text}], "max_tokens": 12, "seed": seed,
                 "temperature": 0.8, "min_p": 0.05}  # fmt: skip
         answer = server.json("/v1/chat/completions", body)
         return str(answer["choices"][0]["message"]["content"])
@@ -91,10 +92,12 @@ def test_a_seed_gives_what_the_api_gives_and_edits_go_back(
 
     _say(browser, "Name a colour.")
     assert words(expected("Name a colour.")) in words(_done(browser))
+    assert f"seed {seed}" in browser.text(".hr-answer .hr-facts")
     browser.button("Edit and send again").click()
     edit = browser.wait(
         lambda: next((e for e in browser.all("textarea[aria-label='Edit your message']")
                       if e.is_displayed()), None), "the editor")  # fmt: skip
+    assert edit.size["width"] > 0.9 * browser.one(".hr-turn.hr-answer").size["width"]
     edit.send_keys(Keys.CONTROL + "a" + Keys.NULL + "Name a river.")
     browser.button("Send again").click()
     browser.wait(lambda: "Name a river." in browser.text(".hr-question"), "the edited question")

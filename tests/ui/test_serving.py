@@ -41,14 +41,14 @@ def test_figures_are_those_of_the_server(
     for before, now in pairwise(sorted(held)):
         if before in snapshots.by_time and now in snapshots.by_time:
             one, two = snapshots.by_time[before], snapshots.by_time[now]
-            assert held[now] == watch.load_point(two)
+            assert held[now] == watch.load_point(one, two)
             assert steps[now] == watch.step_point(one, two)
             compared += 1
     assert compared >= 3
     assert max(row[1] for row in held.values()) >= 1
 
-    first = chart(browser, "Time to first token, last two minutes", "o.series[0].data")
-    gaps = chart(browser, "Between two tokens, last two minutes", "o.series[0].data")
+    first = chart(browser, "Time to first token", "o.series[0].data")
+    gaps = chart(browser, "Between two tokens", "o.series[0].data")
     assert sum(first) >= 6
     assert sum(gaps) >= 6 * 20
 

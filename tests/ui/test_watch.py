@@ -37,6 +37,7 @@ def snapshot(time: float, total: int, counts: list[int], uptime: float | None = 
         "uptime_s": time if uptime is None else uptime,
         "requests": {"running": 3, "waiting": 2, "paused": 1},
         "tokens": {"output": 7 * total},
+        "preemptions": 2 * total,
         "steps": steps | {"draft_tokens": 9 * total},
         "kv": [
             {"blocks": 10, "block_bytes": 100, "owned": 5, "shared": 1, "cached": 2},
@@ -48,7 +49,10 @@ def snapshot(time: float, total: int, counts: list[int], uptime: float | None = 
 
 def test_points_are_differences_over_the_time_between() -> None:
     before, now = snapshot(10.0, 100, [0] * 4), snapshot(10.5, 150, [0] * 4)
-    assert watch.load_point(now) == [10500.0, 3, 2, 1]
+    assert watch.load_point(before, now) == [10500.0, 3, 2, 1, 100.0]
+    assert watch.load_point(None, now) == [10500.0, 3, 2, 1, None]
+    spans = [watch.span_words(seconds) for seconds in (0.5, 39.9, 109.9, 119.6)]
+    assert spans == ["last 10 s", "last 30 s", "last 100 s", "last two minutes"]
     # both kinds together, per second: 2 · 50 · weight ÷ 0.5 s
     assert watch.step_point(before, now) == [10500.0, 200.0, 400.0, 900.0]
     # 500 + 900, 100 + 0, 200 + 2,700 of 10,000 bytes

@@ -48,6 +48,29 @@ def whole_number(
     return field.props("dense outlined clearable").style("width: 100%")
 
 
+def seed(name: str, changed: Callable[[int | None], None]) -> ui.input:
+    """A field for a seed of up to 64 bits, which no number of a browser holds; empty = None."""
+
+    def tell(event: ValueChangeEventArguments[str | None]) -> None:
+        text = (event.value or "").strip()
+        if not text:
+            changed(None)
+        elif _is_seed(text):
+            changed(int(text))
+
+    field = ui.input(name, on_change=tell, validation={"0 … 2⁶⁴ − 1": _is_seed})
+    return field.props("dense outlined clearable inputmode=numeric hide-bottom-space").style(
+        "width: 100%"
+    )
+
+
+def _is_seed(text: str | None) -> bool:
+    text = (text or "").strip()
+    return not text or (
+        text.isascii() and text.isdecimal() and len(text) <= 20 and int(text) < 1 << 64
+    )
+
+
 def off_at(border: float, text: str = "off") -> Callable[[float], str]:
     """Shows one value of a slider as a word."""
     return lambda value: text if value == border else f"{value:g}"

@@ -6,6 +6,7 @@ Each is drawn in the browser from what `Live.put` sends; see the .js files besid
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from nicegui import ui
@@ -20,11 +21,18 @@ class Tiles(Element, component="tiles.js"):
         self._props["names"] = [list(name) for name in names]
 
 
-def span(title: str, names: Sequence[tuple[str, str]]) -> Tiles:
+@dataclass(frozen=True, slots=True)
+class Span:
     """Figures that are of one span of time, below its name."""
+
+    title: ui.label
+    tiles: Tiles
+
+
+def span(title: str, names: Sequence[tuple[str, str]]) -> Span:
+    """Builds one."""
     with ui.element("div").classes("hr-span").style(f"--hr-many: {len(names)}"):
-        ui.label(title).classes("hr-soft")
-        return Tiles(names)
+        return Span(ui.label(title).classes("hr-soft"), Tiles(names))
 
 
 class Sheet(Element, component="sheet.js"):

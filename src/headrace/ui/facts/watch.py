@@ -62,6 +62,15 @@ class Window:
         return self.change(*part) / of if of else None
 
 
+def span_words(seconds: float) -> str:
+    """What a window is, that grows to two minutes while a page is open; in steps of ten seconds."""
+    return (
+        "last two minutes"
+        if seconds > WINDOW_S - 10
+        else f"last {max(seconds // 10, 1) * 10:.0f} s"
+    )
+
+
 def at(snapshot: Snapshot, *path: str) -> float:
     """A number somewhere inside."""
     value: Any = snapshot
@@ -79,10 +88,11 @@ def in_steps(before: Snapshot, now: Snapshot, name: str) -> float:
     return sum(change(before, now, "steps", kind, name) for kind in KINDS)
 
 
-def load_point(now: Snapshot) -> Point:
-    """Running, waiting and paused."""
+def load_point(before: Snapshot | None, now: Snapshot) -> Point:
+    """Running, waiting and paused, and how many were preempted since the snapshot before."""
     requests = now["requests"]
-    return [_ms(now), requests["running"], requests["waiting"], requests["paused"]]
+    preempted = None if before is None else change(before, now, "preemptions")
+    return [_ms(now), requests["running"], requests["waiting"], requests["paused"], preempted]
 
 
 def step_point(before: Snapshot, now: Snapshot) -> Point:

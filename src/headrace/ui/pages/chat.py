@@ -10,7 +10,7 @@ from collections.abc import Callable
 from nicegui import ui
 
 from headrace.ui.backend import BackendError
-from headrace.ui.components.controls import off_at, slider, whole_number
+from headrace.ui.components.controls import off_at, seed, slider, whole_number
 from headrace.ui.components.flow import Flow
 from headrace.ui.facts.prose import to_html
 from headrace.ui.facts.talk import Account, Conversation, Settings, Turn
@@ -89,7 +89,7 @@ class _Chat:
         slider("Min-p", 0.0, 0.5, 0.01, s.min_p, setter("min_p"), off_at(0.0))
         whole_number("Most tokens", s.max_tokens, 1, 1 << 20,
                      lambda n: setter("max_tokens")(n or 512))  # fmt: skip
-        whole_number("Seed (empty: another every time)", s.seed, 0, 2**53, setter("seed"))
+        seed("Seed (empty: another every time)", setter("seed"))
 
     # ---- what a person does ------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ class _Limits:
         self._live = Live()
         with ui.element("section").classes("hr-card").props('aria-label="Machine and model"'):
             with ui.element("div").classes("hr-spans"):
-                self._tiles = [span(title, names) for title, names in _SPANS]
+                self._spans = [span(title, names) for title, names in _SPANS]
             self._about = ui.label("").classes("hr-facts")
         with ui.element("section").classes("hr-card").props('aria-label="Roofline"'):
             ui.label("Roofline").classes("hr-title")
@@ -69,18 +69,19 @@ class _Limits:
                 "the steps below, and measured steps. The tables below have the ops in figures.",
             ).classes("hr-tall")
             ui.label(
-                "Hollow: kinds of ops of the steps below, where the bound has them. Filled: whole "
-                "steps of this server, as they were. One above the roof: the machine was busier "
-                "when the roof was measured, as the server started."
+                "Hollow: kinds of ops of the steps below, where the bound has them; those that "
+                "move no byte to or from memory have no place, and stand in the tables. Filled: "
+                "whole steps of this server, as they were. One above the roof: the machine was "
+                "busier when the roof was measured, as the server started."
             ).classes("hr-soft")
         with ui.element("section").classes("hr-card").props('aria-label="Against the bound"'):
             ui.label("Generation against the bound").classes("hr-title")
             self._rate = chart(
                 charts.over_time(charts.axis("tok/s", min=0), ("reached", "the bound")),
-                "Generated tokens per second, reached and at best, over the last two minutes.",
+                "Generated tokens per second, reached and at best, over time.",
             )
             self._rate_words = ui.label(
-                "Nothing was generated in the last two minutes; what is will be drawn here."
+                "Nothing was generated since this page was opened; what is will be drawn here."
             ).classes("hr-soft")
         with ui.element("section").classes("hr-card").props('aria-label="Steps"'):
             self._build_steps()
@@ -188,8 +189,11 @@ class _Limits:
         ends = self._window.ends
         shares = [watch.bound_share(*ends, kind) if ends else None for kind in watch.KINDS]
         reached = point[1] if point else None
-        for tiles, figures in zip(
-            self._tiles,
+        lately = watch.span_words(self._window.seconds).capitalize()
+        if self._spans[2].title.text != lately:
+            self._spans[2].title.text = lately
+        for one, figures in zip(
+            self._spans,
             (
                 self._facts,
                 ["idle" if reached is None else f"{reached:,.0f} tok/s"],
@@ -197,7 +201,7 @@ class _Limits:
             ),
             strict=True,
         ):
-            self._live.put(tiles, figures)
+            self._live.put(one.tiles, figures)
 
 
 def _facts(rates: dict[str, Any] | None, model: dict[str, Any]) -> list[str]:

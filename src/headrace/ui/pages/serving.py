@@ -62,22 +62,17 @@ class _Serving:
     def build(self) -> None:
         self._live = Live()
         with ui.element("section").classes("hr-card hr-spans").props('aria-label="Figures"'):
-            self._tiles = [span(title, names) for title, names in _SPANS]
+            self._spans = [span(title, names) for title, names in _SPANS]
         with ui.element("div").classes("hr-charts hr-wide"):
             self._load = _chart("Requests", charts.over_time(
                 charts.axis("sequences", minInterval=1),
-                ("running", "waiting", "paused"), step="end"),
-                "Sequences running, waiting and paused over the last two minutes.")  # fmt: skip
+                ("running", "waiting", "paused", "preempted"), step="end"),
+                "Sequences running, waiting, paused and just preempted over time.")  # fmt: skip
             self._steps = _chart("What steps compute", charts.over_time(
                 charts.axis("tokens per second"), ("decode", "prompt", "guessed")),
-                "Tokens per second that steps computed over the last two minutes: decode, prompt, "
-                "guessed.")  # fmt: skip
-            self._ttft = _chart(
-                "Time to first token, last two minutes", charts.bars("", "requests", ("TTFT",)), ""
-            )
-            self._itl = _chart(
-                "Between two tokens, last two minutes", charts.bars("", "tokens", ("ITL",)), ""
-            )
+                "Tokens per second that steps computed: decode, prompt, guessed.")  # fmt: skip
+            self._ttft = _chart("Time to first token", charts.bars("", "requests", ("TTFT",)), "")
+            self._itl = _chart("Between two tokens", charts.bars("", "tokens", ("ITL",)), "")
         with ui.element("section").classes("hr-card").props('aria-label="KV cache"'):
             self._build_cache()
         with ui.element("section").classes("hr-card").props('aria-label="Requests"'):
@@ -100,8 +95,7 @@ class _Serving:
                     charts.over_time(
                         charts.axis("% of blocks", min=0), ("owned", "shared", "cached")
                     ),
-                    "Percent of the blocks that are owned, shared and cached, over the last two "
-                    "minutes.",
+                    "Percent of the blocks that are owned, shared and cached, over time.",
                 )
                 with ui.element("div").classes("hr-legend"):
                     for letter, word in zip(
@@ -126,7 +120,7 @@ class _Serving:
         before = None
         for snapshot in news.new:
             before = self._window.add(snapshot)
-            load.append(watch.load_point(snapshot))
+            load.append(watch.load_point(before, snapshot))
             blocks.append(watch.block_point(snapshot))
             if before is not None:
                 steps.append(watch.step_point(before, snapshot))
@@ -139,10 +133,13 @@ class _Serving:
 
     def _show_now(self, before: Snapshot, now: Snapshot) -> None:
         figures = iter(_figures(self._window, before, now))
-        for tiles, (_, names) in zip(self._tiles, _SPANS, strict=True):
-            self._live.put(tiles, [next(figures) for _ in names])
+        for one, (_, names) in zip(self._spans, _SPANS, strict=True):
+            self._live.put(one.tiles, [next(figures) for _ in names])
+        lately = watch.span_words(self._window.seconds)
+        _say(self._spans[1].title, lately.capitalize())
         for name, bars in (("ttft", self._ttft), ("itl", self._itl)):
-            self._live.options(bars, _histogram(now[name]["bounds"], self._window.counts(name)))
+            counts = self._window.counts(name)
+            self._live.options(bars, _histogram(now[name]["bounds"], counts, lately))
         requests = now["requests"]
         self._live.put(self._requests, [watch.request_row(one) for one in requests["list"]])
         left_out = requests["left_out"]
@@ -207,7 +204,7 @@ def _figures(window: watch.Window, before: Snapshot, now: Snapshot) -> list[str]
     ]
 
 
-def _histogram(bounds: list[float], counts: list[int]) -> dict[str, Any]:
+def _histogram(bounds: list[float], counts: list[int], lately: str) -> dict[str, Any]:
     """Bars from the first to the last that counted something, and quantiles as the axis' name."""
     words = [f"≤ {watch.seconds(border)}" for border in bounds]
     words.append(f"> {watch.seconds(bounds[-1])}")
@@ -218,8 +215,11 @@ def _histogram(bounds: list[float], counts: list[int]) -> dict[str, Any]:
         for name, share in (("median", 0.5), ("p90", 0.9), ("p99", 0.99))
     )
     return {
-        "xAxis": {"data": words[first : last + 1], "name": quantiles if full else "none yet"},
-        "aria": {"label": {"description": f"Of {sum(counts):,} measured: {quantiles}."}},
+        "xAxis": {
+            "data": words[first : last + 1],
+            "name": f"{lately}: {quantiles if full else 'none'}",
+        },
+        "aria": {"label": {"description": f"{lately}, {sum(counts):,} measured: {quantiles}."}},
         "series": [{"data": counts[first : last + 1]}],
     }
 
