@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from pathlib import Path
 
@@ -55,6 +56,13 @@ def test_a_run_to_its_end(browser: Browser, server: LiveServer, tmp_path: Path) 
         for path in (f"{NAME}/..%2f..%2fsecret.png", "..%2f/secret.png", f"{NAME}/result.json",
                      f"%2e%2e/{tmp_path.name}/secret.png"):  # fmt: skip
             assert httpx.get(f"{dashboard}lab-figure/{path}").status_code in (400, 404)
+        report = httpx.get(f"{dashboard}lab-report", timeout=60)
+        assert report.status_code == 200
+        assert found["conclusions"][0]["text"].split("^")[0][:30] in html.unescape(report.text)
+        assert "default-src 'none'" in report.headers["content-security-policy"]
+        by_proxy = {"x-forwarded-for": "192.0.2.1"}
+        assert httpx.get(f"{dashboard}lab-report", headers=by_proxy).status_code == 403
+        assert browser.one("a[href$='/lab-report']").is_displayed()
         browser.shoot_all("lab")
         browser.driver.get("about:blank")  # before the dashboard goes
 

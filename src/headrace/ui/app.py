@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 from headrace.errors import UsageError
 from headrace.ui.backend import Backend
 from headrace.ui.door.guard import Guard
+from headrace.ui.door.here import asks_from_here
 from headrace.ui.door.junk import told_in_few_lines
 from headrace.ui.door.sessions import Sessions
 from headrace.ui.facts.lab_desk import LabDesk
@@ -106,8 +107,13 @@ class Dashboard:
             return PlainTextResponse("There is no such picture.\n", 404)
         return Response(data, media_type="image/png", headers={"cache-control": "private"})
 
-    async def _report(self) -> Response:
-        """All results as one page; it has no script, and may load nothing."""
+    async def _report(self, request: Request) -> Response:
+        """All results as one page; it has no script, and may load nothing. For who may start work:
+        it takes a process."""
+        is_visitor = request.scope["headrace.backend"] is self._sessions.visitor
+        if is_visitor and not asks_from_here(request):
+            said = "The report is made for this machine itself, or after a log-in with a key.\n"
+            return PlainTextResponse(said, 403)
         try:
             page = await self._lab.report()
         except UsageError as error:

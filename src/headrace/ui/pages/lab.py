@@ -111,7 +111,7 @@ class _Lab:
             except UsageError:
                 said = "a result of another version"
             self._heads[one["name"]][1].text = said
-            if found:
+            if found and self._frame.may_start_work:
                 self._report.set_visibility(True)
 
     async def _choose(self, name: str) -> None:
