@@ -55,7 +55,7 @@ return [seen, low];
 _FOCUS = """
 const e = document.activeElement, style = getComputedStyle(e);
 const seen = (style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2)
-  || !!e.closest('.q-field--focused, .q-field--highlighted');
+  || / 0px 0px 0px 5px/.test(style.boxShadow) || !!e.closest('.q-field--focused, .q-field--highlighted');
 return [e.tagName, e.getAttribute('aria-label') || e.innerText || e.placeholder || '', seen];
 """
 _NAMED = {

@@ -11,7 +11,9 @@ from headrace.ui.facts import charts
 
 def chart(options: dict[str, Any], words: str) -> ui.echart:
     """words: what it shows; `show` replaces them with what it says then."""
-    return ui.echart(charts.described(options, words), renderer="svg").classes("hr-chart")
+    element = ui.echart(charts.described(options, words), renderer="svg").classes("hr-chart")
+    element.props.update({"role": "img", "aria-label": words})  # also while it is empty
+    return element
 
 
 def show(element: ui.echart, options: dict[str, Any], words: str) -> None:
