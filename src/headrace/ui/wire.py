@@ -12,7 +12,7 @@ from collections.abc import AsyncIterable, AsyncIterator
 from typing import Any
 
 #: Larger whole numbers than this a browser does not get exactly.
-_MOST_DIGITS = 18
+_MOST_DIGITS = 20
 
 
 async def whole_body(chunks: AsyncIterable[bytes], most: int) -> bytes:
@@ -76,7 +76,9 @@ def value_of(data: bytes) -> Any:
 
 
 def _whole(digits: str) -> int | float:
-    return int(digits) if len(digits) <= _MOST_DIGITS else _finite(digits)
+    """What 64 bits hold, as seeds need it; more goes on as a float."""
+    value = int(digits) if len(digits) <= _MOST_DIGITS else None
+    return value if value is not None and -(1 << 63) <= value < 1 << 64 else _finite(digits)
 
 
 def _finite(digits: str) -> float:

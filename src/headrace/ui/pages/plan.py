@@ -118,6 +118,7 @@ class _Plan:
         self._facts = ui.label("").classes("hr-facts")
         self._hardware = ui.element("ul").classes("hr-list hr-soft")
         self._chart = chart({}, "Memory by parts")
+        self._chart.set_visibility(False)
         self._memory = Sheet("Memory", ("hardware",), "…").mark("memory")
         self._memory_legend = ui.label("").classes("hr-soft")
 
@@ -196,6 +197,7 @@ class _Plan:
             sheet.show(found.heads, found.rows, found.left)
             label.text = found.legend
         self._chart.style(f"height: {90 + 44 * len(plan.memory.rows)}px")
+        self._chart.set_visibility(True)
         show(self._chart, plan.chart, "Memory by parts, a bar per row of the table below.")
         self._advise(plan)
 
