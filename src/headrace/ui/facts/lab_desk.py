@@ -41,7 +41,8 @@ _SECRETS = ("HEADRACE_API_KEY",)
 @dataclass(slots=True)
 class Run:
     """One run, going on or ended. model: None = the experiment's own. is_quick: with small sizes.
-    share: done, 0 … 1. problem: what it said when it failed."""
+    share: done, 0 … 1. problem: what it said when it failed. wrote: whether a result came of it, as
+    of a check that fails, too."""
 
     name: str
     fault: str | None = None
@@ -53,6 +54,7 @@ class Run:
     last_line: str = ""
     status: int | None = None
     stopped: bool = False
+    wrote: bool = True
 
     @property
     def ended(self) -> bool:
@@ -61,9 +63,11 @@ class Run:
     @property
     def problem(self) -> str | None:
         """One sentence where there is no result of it."""
-        if not self.ended or self.stopped or self.status in (0, 1):
+        if not self.ended or self.stopped or (self.status in (0, 1) and self.wrote):
             return None
-        return self.last_line or f"the run ended with status {self.status}"
+        return (
+            self.last_line.removeprefix("headrace: ") or f"the run ended with status {self.status}"
+        )
 
     def hear(self, line: str) -> None:
         """Takes one line of its stderr."""
@@ -198,6 +202,7 @@ class LabDesk:
         more = ["--quick"] if run.is_quick else []
         more += ["--inject", run.fault] if run.fault is not None else []
         more += ["--model", run.model] if run.model is not None else []
+        before = self._stamp(run.name)
         try:
             process = self._process = await self._start(
                 "run", run.name, "--out", str(self.directory), *more
@@ -207,9 +212,20 @@ class LabDesk:
             return
         if run.stopped:  # while it started
             _signal(process, signal.SIGINT)
-        await self._attend(run, process)
+        status = await self._attend(run, process)
+        run.wrote = self._stamp(run.name) != before
+        run.status = status
 
-    async def _attend(self, run: Run, process: asyncio.subprocess.Process) -> None:
+    def _stamp(self, name: str) -> tuple[int, int] | None:
+        """Tells one result of an experiment from the next."""
+        with contextlib.suppress(OSError):
+            found = (self.directory / name / "result.json").stat()
+            return found.st_ino, found.st_mtime_ns
+        return None
+
+    async def _attend(self, run: Run, process: asyncio.subprocess.Process) -> int:
+        """Hears a run out; its exit status."""
+
         async def listen() -> None:
             assert process.stderr is not None
             while True:
@@ -227,7 +243,7 @@ class LabDesk:
                 pass
 
         await asyncio.gather(listen(), drain())
-        run.status = await process.wait()
+        return await process.wait()
 
 
 def _signal(process: asyncio.subprocess.Process | None, number: int) -> None:
