@@ -7,12 +7,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+os.environ |= {"COLUMNS": "100", "TERMINAL_WIDTH": "100", "NO_COLOR": "1"}
+sys.path.insert(0, str(ROOT / "src"))
+
+from headrace.cli.main import app  # noqa: E402 (from this repository, at this width)
+
 PAGE = ROOT / "docs" / "commands.md"
 COMMANDS = (
     [], ["generate"], ["chat"], ["perplexity"], ["serve"], ["run-batch"],
@@ -26,18 +32,10 @@ COMMANDS = (
 
 def help_text(command: list[str]) -> str:
     """What `headrace COMMAND --help` prints, at a fixed width."""
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT / "src"),
-        "COLUMNS": "100",
-        "TERMINAL_WIDTH": "100",
-        "NO_COLOR": "1",
-    }
-    code = "import sys; from headrace.cli.main import app; app(sys.argv[1:], prog_name='headrace')"
-    result = subprocess.run(
-        [sys.executable, "-c", code, *command, "--help"],
-        capture_output=True, text=True, check=True, env=environment,
-    )  # fmt: skip
-    return "\n".join(line.rstrip() for line in result.stdout.strip().splitlines())
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        app([*command, "--help"], prog_name="headrace")
+    return "\n".join(line.rstrip() for line in printed.getvalue().strip().splitlines())
 
 
 def page() -> str:
