@@ -254,6 +254,15 @@ def test_a_failed_check_ends_the_run(tmp_path: Path) -> None:
     assert "nothing was measured" in (tmp_path / "dice" / "findings.md").read_text()
 
 
+def test_a_planted_fault_is_told_whether_a_check_noticed_it_or_not(tmp_path: Path) -> None:
+    for experiment, words in (
+        (Loaded(), "A check failed, as it must with the fault row-swap planted; nothing was"),
+        (Dice(), "No check noticed the planted fault row-swap: the figures are of a wrong"),
+    ):
+        run(experiment, Settings(inject="row-swap"), tmp_path)
+        assert words in (tmp_path / "dice" / "findings.md").read_text()
+
+
 def test_a_fault_that_the_check_does_not_look_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not look for the fault noise-key; it looks for row"):
         run(Dice(), Settings(inject="noise-key"), tmp_path)

@@ -232,15 +232,15 @@ class ProgressLine:
 
 def _print(result: Result, directory: Path) -> None:
     """The verdicts, in the space of a screen; the page has the rest."""
-    from headrace.lab.findings_page import interval, number
+    from headrace.lab.findings_page import checks_title, interval, number
 
     data = result.data
     typer.echo(f"{data['title']}  ({data['seconds']:.0f} s)")
     for check in data["checks"]:
         word = "holds " if check["passed"] else "FAILED"
         typer.echo(f"  {word}  {check['name']}: {check['detail']}")
-    if not data["passed"]:
-        typer.echo("  A check failed, so nothing was measured.")
+    if data["inject"] or not data["passed"]:
+        typer.echo(f"  {checks_title(data)}.")
     for p in data["predictions"] if data["passed"] else []:
         sign = {"at most": "≤ ", "at least": "≥ "}.get(p["kind"], "")
         typer.echo(

@@ -97,10 +97,20 @@ def interval(measured: dict[str, Any] | None) -> str:
 
 def _checks(data: dict[str, Any]) -> str:
     rows = [[c["name"], "yes" if c["passed"] else "**NO**", c["detail"]] for c in data["checks"]]
-    title = "**Correct first**" if data["passed"] else "**A check failed; nothing was measured**"
-    if data["inject"]:
-        title += f" (fault planted: {data['inject']})"
-    return f"{title}\n\n{markdown_rows(['check', 'holds', 'figures'], rows)}"
+    table = markdown_rows(["check", "holds", "figures"], rows)
+    return f"**{checks_title(data)}**\n\n{table}"
+
+
+def checks_title(data: dict[str, Any]) -> str:
+    """What the checks of a result say, in a line; a planted fault must be noticed."""
+    fault = data["inject"]
+    if data["passed"]:
+        missed = (
+            f"No check noticed the planted fault {fault}: the figures are of a wrong computation"
+        )
+        return missed if fault else "Correct first"
+    expected = f", as it must with the fault {fault} planted" if fault else ""
+    return f"A check failed{expected}; nothing was measured"
 
 
 #: Heads of the table of predictions; its cells: prediction_cells.

@@ -14,6 +14,7 @@ from headrace.lab.catalog import EXPERIMENTS
 from headrace.lab.findings_page import (
     PREDICTION_COLUMNS,
     cell,
+    checks_title,
     conditions_line,
     intervals_told,
     prediction_cells,
@@ -124,7 +125,7 @@ def _section(result: Result, directory: Path) -> str:
         f"<p><b>Question.</b> {_text(data['question'])}</p>",
         f"<p><b>What is taught.</b> {_text(data['claim'])}</p>",
         _table(
-            "Correct first" if data["passed"] else "A check failed; nothing was measured",
+            checks_title(data),
             ["check", "holds", "figures"],
             [[c["name"], "yes" if c["passed"] else "NO", c["detail"]] for c in data["checks"]],
         ),
