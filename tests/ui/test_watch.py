@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from headrace.ui.backend import Backend
 from headrace.ui.facts import roof, watch
-from headrace.ui.facts.feed import News
+from headrace.ui.feed import News
 
 BOUNDS = [0.001, 0.01, 0.1]
 FIELDS = ("decode_tokens", "prefill_tokens", "seconds", "bounded_seconds", "bound_s", "operations",

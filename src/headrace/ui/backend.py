@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from headrace.errors import EndpointError
-from headrace.ui.facts.feed import Feed
+from headrace.ui.feed import Feed
 from headrace.ui.wire import event_data, value_of, whole_body
 
 #: Seconds to connect, and for an answer that is no stream.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from headrace.ui.facts.feed import News, understood
+from headrace.ui.feed import News, understood
 from headrace.ui.shell import Frame
 
 

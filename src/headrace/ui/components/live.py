@@ -10,8 +10,8 @@ from typing import Any
 
 from nicegui.element import Element
 
-from headrace.ui.facts.feed import WINDOW_S
 from headrace.ui.facts.watch import Point
+from headrace.ui.feed import WINDOW_S
 
 
 class Live(Element, component="live.js"):

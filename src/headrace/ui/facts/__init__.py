@@ -1,1 +1,1 @@
-"""What pages show, as values: computed here, drawn elsewhere. No element, mostly no HTTP."""
+"""What pages show, as values: computed here, drawn elsewhere. No element, no HTTP."""

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.ui.facts.feed import WINDOW_S, Snapshot
+from headrace.ui.feed import WINDOW_S, Snapshot
 
 #: One line over time: Unix time in ms, then one number per series; None breaks a line.
 Point = list[float | None]

@@ -14,9 +14,10 @@ from headrace.ui.backend import BackendError
 from headrace.ui.components.controls import off_at, slider
 from headrace.ui.components.ladder import Ladder
 from headrace.ui.components.strip import Strip
-from headrace.ui.facts.branch import Branch, grow, prompt_ids
+from headrace.ui.facts.branch import Branch
 from headrace.ui.facts.resample import Wish
 from headrace.ui.facts.traces import TITLES, Shot, Token, recompute
+from headrace.ui.growing import grow, prompt_ids
 from headrace.ui.shell import Frame
 
 #: The server bounds candidates · tokens of a request.

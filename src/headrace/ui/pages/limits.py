@@ -13,7 +13,7 @@ from headrace.ui.components.controls import slider
 from headrace.ui.components.live import Live
 from headrace.ui.components.parts import Sheet, span
 from headrace.ui.facts import charts, roof, watch
-from headrace.ui.facts.feed import News, understood
+from headrace.ui.feed import News, understood
 from headrace.ui.following import follow
 from headrace.ui.shell import Frame
 

@@ -18,8 +18,8 @@ from headrace.ui.components.controls import slider
 from headrace.ui.components.parts import Sheet
 from headrace.ui.components.range import Range
 from headrace.ui.facts import planning
-from headrace.ui.facts.feed import understood
 from headrace.ui.facts.planning import Plan, Wish
+from headrace.ui.feed import understood
 from headrace.ui.shell import Frame
 
 #: So long a plan waits for the server's rates, seconds.

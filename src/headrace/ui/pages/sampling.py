@@ -14,10 +14,11 @@ from headrace.ui.components.chart import chart, show
 from headrace.ui.components.controls import slider
 from headrace.ui.components.flow import Flow
 from headrace.ui.facts import charts, curves
-from headrace.ui.facts.branch import Branch, grow, prompt_ids
+from headrace.ui.facts.branch import Branch
 from headrace.ui.facts.resample import Known
 from headrace.ui.facts.talk import Account
 from headrace.ui.facts.traces import Token
+from headrace.ui.growing import grow, prompt_ids
 from headrace.ui.shell import Frame
 
 #: Named candidates of the one position: so many that nearly every curve is exact.

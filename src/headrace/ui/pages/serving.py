@@ -12,7 +12,7 @@ from headrace.ui.components.chart import chart
 from headrace.ui.components.live import Live
 from headrace.ui.components.parts import Blocks, Sheet, Tree, span, tree_nodes
 from headrace.ui.facts import charts, watch
-from headrace.ui.facts.feed import News, Snapshot, understood
+from headrace.ui.feed import News, Snapshot, understood
 from headrace.ui.following import follow
 from headrace.ui.shell import Frame
 
