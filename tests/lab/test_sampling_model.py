@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.engine.params import DEFAULT_STAGES, SamplingParams
-from headrace.lab.parts.sampling_model import (
+from headrace.lab.sampling.definition import (
     candidates,
     cross_entropy,
     distinct,

@@ -1,22 +1,20 @@
 """What has to be true of the sampler before its output is looked at: docs/sampling.md, checked on
-real logits against sampling_model.py, and through engines."""
+real logits against definition.py, and through engines."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.engine import sampler
 from headrace.engine.params import SamplingParams
-from headrace.lab.parts.sampling_model import Candidates, candidates, stages
+from headrace.lab.sampling.definition import Candidates, candidates, stages
+from headrace.lab.sampling.inputs import Rows
 from headrace.lab.statistics import chi_square, largest
 from headrace.lab.values import Check
 from headrace.verify.probe import run_requests
 from headrace.verify.subject import Subject
-
-Rows = npt.NDArray[np.float32]
 
 #: Of probabilities and entropies.
 TOLERANCE = 1e-5
