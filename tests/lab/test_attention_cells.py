@@ -7,8 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from headrace.lab.experiments.attention import _least_ratio  # noqa: E402
-from headrace.lab.parts.attention_cells import (  # noqa: E402
+from headrace.lab.attention.cells import (  # noqa: E402
     Problem,
     Way,
     attention,
@@ -16,6 +15,7 @@ from headrace.lab.parts.attention_cells import (  # noqa: E402
     measure,
     relative_error,
 )
+from headrace.lab.attention.problems import least_ratio  # noqa: E402
 from headrace.lab.parts.memory import FreshProcesses  # noqa: E402
 from headrace.limits.rates import MachineRates  # noqa: E402
 from headrace.ops.kv import KVFormat  # noqa: E402
@@ -57,7 +57,7 @@ def test_naive_holds_two_matrices_and_tiled_none() -> None:
 
 def test_memory_is_measured_as_predicted() -> None:
     problem = Problem(1024, 4)
-    with FreshProcesses(["headrace.lab.parts.attention_cells"]) as fresh:
+    with FreshProcesses(["headrace.lab.attention.cells"]) as fresh:
         naive = fresh.call(measure, NAIVE, problem, 1)
         tiled = fresh.call(measure, TILED, problem, 1)
     assert naive.peak_bytes == pytest.approx(problem.peak_bytes(NAIVE), rel=0.05)
@@ -65,7 +65,7 @@ def test_memory_is_measured_as_predicted() -> None:
     assert max(naive.error, tiled.error) < 2e-6
 
 
-def test_the_least_ratio_by_hand() -> None:
+def test_theleast_ratio_by_hand() -> None:
     rates = MachineRates(1e9, 1.0, 1.0, 1e9, 1, "x", 1)
     problem = Problem(4, 1, dim=1)  # 10 pairs of 4 operations; 4 times 16 scores of 4 bytes
-    assert _least_ratio(problem, rates) == pytest.approx((2 * 40 + 256) / 40)
+    assert least_ratio(problem, rates) == pytest.approx((2 * 40 + 256) / 40)
