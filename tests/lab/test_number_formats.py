@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from headrace.lab.parts.number_formats import (
+from headrace.lab.formats.number_formats import (
     affine,
     compare,
     in_format,
