@@ -54,9 +54,10 @@ from headrace.quant.formats import FORMATS, Q4_0, NumberFormat
 FEW_ROWS, MANY_ROWS = (1, 2, 4, 8, 12, 16), (32, 64, 128, 512)
 MOST_ROWS = max(MANY_ROWS)
 HEAD_DIMS = (64, 128, 256)
-#: (sequences, new tokens of each, context) of attention's steps.
-ATTENTION = (
-    *((1, 1, 2048), (4, 1, 512), (8, 1, 1024)),
+#: (sequences, new tokens of each, context) of attention's steps: those that generate, which wait
+#: for memory, and prompts.
+DECODES = ((1, 1, 2048), (8, 1, 512), (16, 1, 128))
+PROMPTS = (
     *((1, 8, 1024), (1, 32, 1024), (4, 64, 64), (4, 128, 128), (2, 256, 256)),
     *((1, 512, 512), (1, 512, 2048)),
 )
@@ -118,7 +119,8 @@ def calibrate(
             _time_linears(fmt, rows, size, probe, quiet, found, least)
     for done, head_dim in enumerate(HEAD_DIMS, len(wanted)):
         notice(f"timing attention with heads of {head_dim}", done / jobs)
-        _time_attention(head_dim, many, probe, quiet, found)
+        for steps, size in ((DECODES, few), (PROMPTS, many // 2)):
+            _time_attention(head_dim, steps, size, probe, quiet, found)
     op_s = min(least)
     notice("timing the engine", (jobs - 2) / jobs)
     step_s, sequence_s, logit_s = _engine_costs(many, probe, quiet)
@@ -211,10 +213,11 @@ _Runs = list[tuple[tuple[Op, float], ...]]
 
 
 class _Kernels:
-    """A synthetic model with touched KV memory, whose steps are timed kernel by kernel."""
+    """A synthetic model with touched KV memory, whose steps are timed kernel by kernel. steps: all
+    that will be: (sequences, new tokens of each, context)."""
 
     def __init__(
-        self, model: LoadedModel, sequences: int, context: int, probe: MachineProbe
+        self, model: LoadedModel, steps: Sequence[tuple[int, int, int]], probe: MachineProbe
     ) -> None:
         self._probe = probe
         self._whole = probe.rates()
@@ -222,13 +225,12 @@ class _Kernels:
         self._native = NativeModel(
             model,
             max_tokens=MOST_ROWS,
-            max_requests=max(sequences, 1),
-            max_context=context,
+            max_requests=max(n for n, _, _ in steps),
+            max_context=max(context for _, _, context in steps),
             num_threads=probe.num_threads,
             isa=probe.isa,
         )
-        self._columns = -(-context // _BLOCK)
-        blocks = sequences * self._columns
+        blocks = max(n * -(-context // _BLOCK) for n, _, context in steps)
         self._native.allocate_kv([blocks], _BLOCK, KVFormat.BF16)
         zeros = np.zeros(self._native.read_block(0, 0).size, np.uint8)
         for block in range(blocks):  # pages that nobody has written to are all the same one
@@ -299,7 +301,8 @@ class _Kernels:
 
     def _batch(self, sequences: int, new: int, context: int) -> Batch:
         at = np.arange(context - new, context)
-        tables = np.arange(sequences * self._columns).reshape(sequences, self._columns)
+        columns = -(-context // _BLOCK)
+        tables = np.arange(sequences * columns).reshape(sequences, columns)
         slots = tables[:, at // _BLOCK] * _BLOCK + at % _BLOCK
         group = GroupBatch(_int32(slots.ravel()), _int32(tables), _int32(np.zeros(sequences)))
         ends = np.arange(1, sequences + 1) * new
@@ -347,26 +350,32 @@ def _time_linears(
     found: _Found,
     least: list[float],
 ) -> None:
-    kernels = _Kernels(synthetic_model(Shape(), fmt, size), 1, MOST_ROWS, probe)
+    steps = [(1, n, n) for n in numbers]
+    kernels = _Kernels(synthetic_model(Shape(), fmt, size), steps, probe)
     for _ in range(REPETITIONS):
-        for rows, (sums, shortest) in quiet(lambda: [(n, kernels.time(1, n, n)) for n in numbers]):
+        for rows, (sums, shortest) in quiet(lambda: [(n[1], kernels.time(*n)) for n in steps]):
             for kind in (linear_class(fmt.name), ROW_WISE):
                 found.setdefault(kind, {}).setdefault(rows, []).append(sums[kind])
             least.append(shortest)
 
 
 def _time_attention(
-    head_dim: int, size: int, probe: MachineProbe, quiet: _Quiet, found: _Found
+    head_dim: int,
+    steps: Sequence[tuple[int, int, int]],
+    size: int,
+    probe: MachineProbe,
+    quiet: _Quiet,
+    found: _Found,
 ) -> None:
-    """Four query heads per KV head, the same bytes per position whatever the head size."""
-    kv_heads = 512 // head_dim
+    """Four query heads per KV head, 1 KiB per position and layer whatever the head size. Between
+    two visits of a layer's cache a step reads `size` bytes of weights and all other caches: where
+    that is more than the last-level cache, keys and values come from memory, as in real models."""
+    kv_heads = 256 // head_dim
     shape = Shape(intermediate=1024, head_dim=head_dim, heads=4 * kv_heads, kv_heads=kv_heads)
-    sequences = max(n for n, _, _ in ATTENTION)
-    context = max(c for _, _, c in ATTENTION)
-    kernels = _Kernels(synthetic_model(shape, Q4_0, size // 2), sequences, context, probe)
+    kernels = _Kernels(synthetic_model(shape, Q4_0, size), steps, probe)
     kind = attend_class(head_dim)
     for _ in range(REPETITIONS):
-        for new, sums in quiet(lambda: [(n[1], kernels.time(*n)[0]) for n in ATTENTION]):
+        for new, sums in quiet(lambda: [(n[1], kernels.time(*n)[0]) for n in steps]):
             found.setdefault(kind, {}).setdefault(new, []).append(sums[kind])
 
 
@@ -374,14 +383,15 @@ def _time_attention(
 
 
 class _Timed(NativeModel):
-    """Knows what its last step took."""
+    """Knows how much of its last call were kernels, and telling that."""
 
-    run_s = 0.0
+    kernels_s = 0.0
 
     def run(self, batch: Batch) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-        begin = time.perf_counter()
         logits = super().run(batch)
-        self.run_s = time.perf_counter() - begin
+        begin = time.perf_counter()
+        kernels_s = sum(seconds for _, seconds in self.op_seconds())
+        self.kernels_s = kernels_s + time.perf_counter() - begin
         return logits
 
 
@@ -400,7 +410,7 @@ def _engine_costs(size: int, probe: MachineProbe, quiet: _Quiet) -> tuple[float,
 
 
 def _beside_kernels(model: LoadedModel, num_sequences: int, probe: MachineProbe) -> float:
-    """Median seconds of a greedy decode step outside of the executor."""
+    """Median seconds of a greedy decode step outside of its kernels."""
     steps = 24
     options = EngineOptions(
         max_model_len=64, max_num_seqs=num_sequences, num_threads=probe.num_threads
@@ -414,6 +424,7 @@ def _beside_kernels(model: LoadedModel, num_sequences: int, probe: MachineProbe)
         num_threads=probe.num_threads,
         isa=probe.isa,
     )
+    executor.profile(True)
     engine = Engine(executor, Vocabulary(model.vocab_size, new_stream=lambda skip: _Text()), config)
     params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=steps)
     for i in range(num_sequences):
@@ -423,7 +434,7 @@ def _beside_kernels(model: LoadedModel, num_sequences: int, probe: MachineProbe)
         begin = time.perf_counter()
         deltas = engine.step()
         if len(deltas) == num_sequences:
-            beside.append(time.perf_counter() - begin - executor.run_s)
+            beside.append(time.perf_counter() - begin - executor.kernels_s)
     return median(beside[2:])
 
 
