@@ -6,8 +6,10 @@ import pytest
 
 from headrace.bench.measure import GREEDY
 from headrace.engine.config import EngineOptions
-from headrace.lab.experiments import paging
-from headrace.lab.experiments.paging import STRATEGIES, Strategy, useful_share
+from headrace.lab.paging import sharing as beginnings_shared
+from headrace.lab.paging.serving import serve_counting
+from headrace.lab.paging.sharing import shared_positions
+from headrace.lab.paging.strategies import CONTEXT, STRATEGIES, Strategy, useful_share
 from headrace.lab.parts.random_model import engine_on, random_model
 from headrace.lab.parts.traces import Job
 
@@ -16,9 +18,9 @@ JOBS = [Job(5, 1), Job(16, 40), Job(130, 150), Job(31, 3)]
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
 def test_an_engine_holds_what_was_predicted(strategy: Strategy) -> None:
-    model = random_model(max_context=paging.CONTEXT)
+    model = random_model(max_context=CONTEXT)
     options = EngineOptions(
-        max_model_len=paging.CONTEXT,
+        max_model_len=CONTEXT,
         max_num_seqs=1,
         block_size=strategy.block_size,
         kv_allocator=strategy.allocator,
@@ -44,9 +46,9 @@ def test_an_engine_holds_what_was_predicted(strategy: Strategy) -> None:
 
 
 def test_sharing_holds_what_was_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paging, "SLOTS", 3)
-    monkeypatch.setattr(paging, "NUM_BEGINNINGS", 2)
-    monkeypatch.setattr(paging, "BEGINNING", 40)
+    monkeypatch.setattr(beginnings_shared, "SLOTS", 3)
+    monkeypatch.setattr(beginnings_shared, "NUM_BEGINNINGS", 2)
+    monkeypatch.setattr(beginnings_shared, "BEGINNING", 40)
     model = random_model(max_context=256)
     jobs = [Job(40 + n, m) for n, m in ((3, 9), (20, 4), (1, 30), (9, 2), (60, 17), (2, 1))]
     beginnings = [[1 + i] * 40 for i in range(2)]
@@ -61,8 +63,8 @@ def test_sharing_holds_what_was_predicted(monkeypatch: pytest.MonkeyPatch) -> No
             num_threads=1,
         )  # fmt: skip
         engine = engine_on(model, options)
-        served = paging._serve(engine, prompts, jobs, [job.num_output for job in jobs])
+        served = serve_counting(engine, prompts, jobs, [job.num_output for job in jobs])
         position = model.kv_groups[0].bytes_per_position(engine.config.kv_format)
         held.append(sum(served.held) // position)
-    assert tuple(held) == paging.shared_positions(jobs)
+    assert tuple(held) == shared_positions(jobs)
     assert held[1] < held[0]

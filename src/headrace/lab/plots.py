@@ -5,10 +5,12 @@ Colours are Okabe and Ito's (2008); every series also has its own marker and das
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from headrace.lab.statistics import Interval
 
 #: (colour, marker, line) of series 0, 1, …
 STYLES = (
@@ -40,6 +42,12 @@ def style(series: int) -> dict[str, Any]:
     """Keyword arguments of matplotlib's plot and errorbar for a series."""
     colour, marker, line = STYLES[series % len(STYLES)]
     return {"color": colour, "marker": marker, "linestyle": line}
+
+
+def error_bars(intervals: Sequence[Interval]) -> list[list[float]]:
+    """The yerr of matplotlib's errorbar: how far each interval reaches below and above its
+    value."""
+    return [[i.value - i.low for i in intervals], [i.high - i.value for i in intervals]]
 
 
 @contextmanager

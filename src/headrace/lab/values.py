@@ -13,6 +13,11 @@ from headrace.lab.statistics import Interval
 Cell = str | float | int | None
 
 
+def milliseconds(seconds: float) -> float:
+    """A cell: to three places."""
+    return round(1e3 * seconds, 3)
+
+
 class Kind(Enum):
     """How a prediction is meant: the value itself, or a limit of it."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.lab.heads.findings import Outcome, Runs
 from headrace.lab.heads.variants import NAMES
-from headrace.lab.plots import style
+from headrace.lab.plots import error_bars, style
 from headrace.lab.statistics import Interval, median_interval
 
 CAPTION = (
@@ -40,7 +40,7 @@ def _learning(axes: Any, runs: Runs, title: str) -> None:
 
 def _values(axes: Any, values: Mapping[str, Interval]) -> None:
     for i, name in enumerate(NAMES):
-        axes.errorbar([i], [values[name].value], yerr=_errors(values[name]), markersize=7,
+        axes.errorbar([i], [values[name].value], yerr=error_bars([values[name]]), markersize=7,
                       **style(i))  # fmt: skip
     axes.set(title="validation loss", ylabel="nats per token", xlim=(-0.6, len(NAMES) - 0.4))
     axes.set_xticks(range(len(NAMES)), NAMES)
@@ -51,7 +51,7 @@ def _serving(axes: Any, outcome: Outcome) -> None:
     bounds = [_bound(outcome, name) for name in NAMES]
     axes.plot(cache, bounds, color="#777777", linestyle=":", marker="_", label="bound")
     for i, (name, found) in enumerate(outcome.decoding().items()):
-        axes.errorbar([cache[i]], [found.value], yerr=_errors(found), markersize=7, label=name,
+        axes.errorbar([cache[i]], [found.value], yerr=error_bars([found]), markersize=7, label=name,
                       **style(i))  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
@@ -67,10 +67,6 @@ def _bound(outcome: Outcome, name: str) -> float:
     return median_interval(
         [value / share for value, share in zip(speed.tok_per_s, speed.of_bound, strict=True)]
     ).value
-
-
-def _errors(value: Interval) -> list[list[float]]:
-    return [[value.value - value.low], [value.high - value.value]]
 
 
 def _band(

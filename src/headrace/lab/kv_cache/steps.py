@@ -13,7 +13,7 @@ from headrace.engine.config import EngineOptions
 from headrace.engine.core import Engine
 from headrace.engine.model import OpenModel, build_engine
 from headrace.lab.lab import Lab
-from headrace.lab.plots import style
+from headrace.lab.plots import error_bars, style
 from headrace.lab.statistics import (
     Interval,
     fit_line,
@@ -21,7 +21,7 @@ from headrace.lab.statistics import (
     median_interval,
     ratio_interval,
 )
-from headrace.lab.values import Findings, Table
+from headrace.lab.values import Findings, Table, milliseconds
 from headrace.limits.bound import bound
 from headrace.limits.rates import MachineRates
 from headrace.ops.cost import CostModel
@@ -149,10 +149,10 @@ def report_steps(lab: Lab, steps: Steps, found: Findings) -> None:
             [
                 [
                     s,
-                    _ms(prefill[i].value),
-                    *(_ms(v) for v in cached[i].ends),
-                    _ms(steps.bounds[i]),
-                    *(_ms(v) for v in anew[i].ends),
+                    milliseconds(prefill[i].value),
+                    *(milliseconds(v) for v in cached[i].ends),
+                    milliseconds(steps.bounds[i]),
+                    *(milliseconds(v) for v in anew[i].ends),
                     round(anew[i].value / cached[i].value, 1),
                 ]
                 for i, s in enumerate(lengths)
@@ -207,9 +207,10 @@ def _draw_steps(lab: Lab, steps: Steps, growths: Mapping[str, float]) -> None:
             (("no cache", steps.anew), ("cached", steps.cached), ("prefill", steps.prefill))
         ):
             middle = [median_interval(samples).scaled(1e3) for samples in kind]
-            errors = [[i.value - i.low for i in middle], [i.high - i.value for i in middle]]
             look = style(number) | {"linestyle": ":" if label == "prefill" else "-"}
-            axes[0].errorbar(lengths, [i.value for i in middle], yerr=errors, label=label, **look)
+            axes[0].errorbar(
+                lengths, [i.value for i in middle], yerr=error_bars(middle), label=label, **look
+            )
         line = [1e3 * (start + slope.value * s) for s in lengths]
         axes[0].plot(lengths, line, "--", color="#555555", linewidth=1.0, marker="")
         axes[0].set_ylabel("ms per step")
@@ -232,7 +233,3 @@ def _draw_steps(lab: Lab, steps: Steps, growths: Mapping[str, float]) -> None:
             axis.minorticks_off()
             axis.set_xlabel("positions")
         axes[0].legend()
-
-
-def _ms(seconds: float) -> float:
-    return round(1e3 * seconds, 3)

@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 from headrace.lab.lab import Lab
-from headrace.lab.plots import style
+from headrace.lab.plots import error_bars, style
 from headrace.lab.speculation.bench import (
     DRAFT,
     EARLY_EXIT,
@@ -199,7 +199,7 @@ def draw_figure(lab: Lab, figures: Figures) -> None:
             found = [figures.gain(name, gamma) for gamma in figures.gammas]
             gains.errorbar(
                 figures.gammas, [f.value for f in found],
-                yerr=[[f.value - f.low for f in found], [f.high - f.value for f in found]],
+                yerr=error_bars(found),
                 label=name, **look,
             )  # fmt: skip
             if name != NGRAM:
@@ -210,7 +210,7 @@ def draw_figure(lab: Lab, figures: Figures) -> None:
             rates = [figures.alpha(name, gamma) for gamma in figures.gammas]
             alphas.errorbar(
                 figures.gammas, [r.value for r in rates],
-                yerr=[[r.value - r.low for r in rates], [r.high - r.value for r in rates]], **look,
+                yerr=error_bars(rates), **look,
             )  # fmt: skip
         gains.axhline(1.0, color="#666666", linewidth=1)
         gains.set_xlabel("γ, tokens guessed per round")

@@ -13,7 +13,7 @@ from headrace.engine.params import SamplingParams
 from headrace.engine.speculation.rejection import drafted, draw_drafts
 from headrace.formats.tokenizer import Tokenizer
 from headrace.lab.lab import Lab
-from headrace.lab.plots import style
+from headrace.lab.plots import error_bars, style
 from headrace.lab.speculation.bench import Bench
 from headrace.lab.statistics import Interval, chi_square, share_interval
 
@@ -120,7 +120,7 @@ def draw_figure(lab: Lab, law: Law) -> None:
         )
         axes.errorbar(
             places, [d.value for d in law.drawn],
-            yerr=[[d.value - d.low for d in law.drawn], [d.high - d.value for d in law.drawn]],
+            yerr=error_bars(law.drawn),
             label="drawn", **{**style(0), "linestyle": ""},
         )  # fmt: skip
         axes.set_yscale("log")
