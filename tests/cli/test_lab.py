@@ -71,7 +71,7 @@ def test_refusals_are_one_sentence(arguments: tuple[str, ...], sentence: str) ->
 def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     result = {"format": 1, "experiment": "budget", "title": "", "question": "", "claim": "",
               "seconds": 1.0, "passed": False, "checks": [], "predictions": [], "quick": True,
-              "started": "", "conditions": {}, "try_this": []}  # fmt: skip
+              "inject": None, "started": "", "conditions": {}, "try_this": []}  # fmt: skip
     (tmp_path / "budget").mkdir()
     (tmp_path / "budget" / "result.json").write_text(json.dumps(result))
     refused = lab("report", str(tmp_path), "--output", str(tmp_path))

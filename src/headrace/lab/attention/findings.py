@@ -11,7 +11,7 @@ from statistics import median
 from headrace.lab.attention.measurement import CellsByWay
 from headrace.lab.attention.problems import AT, FIT_FROM, LENGTHS, problem_of, ways
 from headrace.lab.lab import Lab
-from headrace.lab.plots import style
+from headrace.lab.plots import error_bars, style
 from headrace.lab.statistics import (
     Interval,
     fit_power,
@@ -127,7 +127,7 @@ def draw(
             axes[0].errorbar(
                 x,
                 [i.value for i in seconds],
-                yerr=[[i.value - i.low for i in seconds], [i.high - i.value for i in seconds]],
+                yerr=error_bars(seconds),
                 label=_label(way.name, times),
                 **style(number),
             )
