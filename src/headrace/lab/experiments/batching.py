@@ -30,7 +30,7 @@ class Batching(Experiment):
         "(iteration-level scheduling, Orca, OSDI 2022) fills them. A larger batch makes each token "
         "later and all tokens together more."
     )
-    quick_s, full_s = 90.0, 240.0
+    quick_s, full_s = 40.0, 240.0
     faults = ("row-swap", "stale-block-table")
     try_this = (
         "headrace lab run batching --model qwen2.5-coder-0.5b: a larger model reads more weights "

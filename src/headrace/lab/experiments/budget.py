@@ -59,7 +59,7 @@ class Budget(Experiment):
         "alone and 2,690 with 64 requests; 256 do not fit, but do with 8 KV heads, at 4.9 × the "
         "throughput."
     )
-    quick_s = 30.0
+    quick_s = 15.0
     full_s = 40.0
     faults = ("row-swap", "freed-block")
     try_this = (

@@ -67,7 +67,7 @@ class Faults(Experiment):
         "wrong when the batch changes: order or mask. A cache slower than no cache: sizes too "
         "small. Memory unlike the estimate: allocator, reserve, element type."
     )
-    quick_s = 75.0
+    quick_s = 35.0
     full_s = 90.0
     faults = tuple(FAULTS)
     try_this = (

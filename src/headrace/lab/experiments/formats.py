@@ -38,7 +38,7 @@ class Formats(Experiment):
         "Decoding reads every weight, so half the bytes give twice the speed; each bit less makes "
         "the error four times as large; but fewer bits are not automatically faster."
     )
-    quick_s = 75.0
+    quick_s = 40.0
     full_s = 600.0
     faults = ("row-swap", "skipped-norm")
     try_this = (

@@ -40,7 +40,7 @@ class KVCache(Experiment):
         "answer's time grows linearly instead of quadratically: 5-10× faster at 256 + 128 tokens, "
         "20-30× at 1k + 1k. The price is 2 · L · K · D · S · bytes per sequence."
     )
-    quick_s, full_s = 95.0, 250.0
+    quick_s, full_s = 105.0, 250.0
     faults = ("cache-position", "rope-offset", "mask-off-by-one", "row-swap")
     try_this = (
         "headrace lab run kv-cache --inject rope-offset: the first token is right, later ones "

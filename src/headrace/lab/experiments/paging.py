@@ -39,7 +39,7 @@ class Paging(Experiment):
         "leave all of it but a part of each last block (PagedAttention, SOSP 2023), and requests "
         "that begin alike can hold their beginning once."
     )
-    quick_s, full_s = 30.0, 90.0
+    quick_s, full_s = 10.0, 90.0
     faults = ("freed-block", "stale-block-table", "long-match")
     try_this = (
         "headrace lab run paging --seed 2: another trace of the same distribution",

@@ -79,7 +79,7 @@ class Roofline(Experiment):
         "limited by arithmetic and decode by memory (Williams, Waterman and Patterson, "
         "“Roofline”, 2009)."
     )
-    quick_s = 45.0
+    quick_s = 20.0
     full_s = 180.0
     faults = ("mask-off-by-one", "skipped-norm")
     try_this = (

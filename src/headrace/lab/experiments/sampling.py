@@ -37,7 +37,7 @@ class Sampling(Experiment):
         "min-p adapt the number of candidates to the position, top-k does not (Holtzman et al., "
         "“The Curious Case of Neural Text Degeneration”, 2020)."
     )
-    quick_s = 60.0
+    quick_s = 20.0
     full_s = 240.0
     faults = ("noise-key", "row-swap")
     try_this = (

@@ -44,7 +44,7 @@ class Speculation(Experiment):
         "where v = 1). The distribution of the text is the target's own, whatever the guesses."
     )
     default_model = "qwen2.5-coder-1.5b"
-    quick_s = 180.0
+    quick_s = 150.0
     full_s = 1000.0
     faults = ("kept-draft",)
     try_this = (
