@@ -10,6 +10,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
 from headrace.ui.registry import PAGES
+from headrace.ui.shell import Page
 
 pytestmark = pytest.mark.ui
 
@@ -81,7 +82,9 @@ def _nodes(browser: Browser) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_everything_has_a_name_and_can_be_read(browser: Browser, dashboard: str, page) -> None:  # type: ignore[no-untyped-def]
+def test_everything_has_a_name_and_can_be_read(
+    browser: Browser, dashboard: str, page: Page
+) -> None:
     _open(browser, dashboard, page.path)
     assert browser.driver.title == f"{page.title} · Headrace"
     nodes = _nodes(browser)
@@ -109,7 +112,7 @@ def test_everything_has_a_name_and_can_be_read(browser: Browser, dashboard: str,
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_focus_is_seen_wherever_it_goes(browser: Browser, dashboard: str, page) -> None:  # type: ignore[no-untyped-def]
+def test_the_focus_is_seen_wherever_it_goes(browser: Browser, dashboard: str, page: Page) -> None:
     _open(browser, dashboard, page.path)
     stops = []
     for _ in range(60):

@@ -20,13 +20,14 @@ from headrace.ui.facts.lab_desk import LabDesk, Run
 from live_server import ROOT
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"picture"
-RESULT = {
+RESULT: dict[str, Any] = {
     "format": 1, "experiment": "one", "passed": True, "started": "2026-01-02T03:04:05+00:00",
     "predictions": [
         {"what": "speed", "verdict": "holds", "kind": "at least", "value": 2.0, "unit": "×",
-         "measured": {"value": 2.5, "low": 2.25, "high": None}, "how": "by hand"},
+         "band": [1.8, None], "measured": {"value": 2.5, "low": 2.25, "high": None},
+         "how": "by hand"},
         {"what": "size", "verdict": "refuted", "kind": "value", "value": 1234567, "unit": "",
-         "measured": None, "how": ""},
+         "band": [1234567, 1234567], "measured": None, "how": ""},
     ],
     "conclusions": [{"text": "It is so.", "resolved": True}, {"text": "or not", "resolved": False}],
     "figures": [{"file": "a.png", "caption": "c", "alt": "d"}],
@@ -75,9 +76,12 @@ def test_a_result_is_read_or_refused_in_one_sentence(desk: LabDesk) -> None:
 def test_findings_are_texts() -> None:
     assert findings.headline(RESULT) == "1 hold, 1 refuted · 2026-01-02 03:04"
     assert findings.prediction_rows(RESULT) == [
-        ["speed", "✓ holds", "≥ 2.00 ×", "2.50 (2.25 … ∞)", "by hand"],
-        ["size", "✗ refuted", "1,234,567", "—", ""],
+        ["speed", "✓ holds", "≥ 2.00 ×", "≥ 1.80", "2.50 (2.25 … ∞)", "by hand"],
+        ["size", "✗ refuted", "1,234,567", "1,234,567", "—", ""],
     ]
+    assert [findings.band(ends) for ends in ([None, 2.5], [1.0, 2.5], [None, None], None)] == [
+        "≤ 2.50", "1.00 … 2.50", "—", "—"
+    ]  # fmt: skip
     assert findings.conclusions(RESULT) == ["It is so.", "Not resolved: or not"]
     assert findings.tables(RESULT)[0][2] == [["x", "0.00123"], ["y", "—"]]
     assert findings.condition_lines(RESULT) == ["cpu: cores 2", "models: m; n"]
@@ -108,9 +112,9 @@ def test_findings_of_any_file_are_bounded_texts_that_can_be_sent() -> None:
     keys = [*RESULT, "inject", "notes", "try_this", "checks"]
     rows = [{"columns": ["a", "b"], "rows": [[1], [1, 2, 3], deep, 4], "name": deep, "note": 1}]
     hostile = [RESULT | {key: value} for key in keys for value in odd] + [RESULT | {"tables": rows}]
-    for one in RESULT["predictions"], RESULT["figures"], RESULT["tables"]:  # type: ignore[index]
+    for one in RESULT["predictions"], RESULT["figures"], RESULT["tables"]:
         name = next(key for key in RESULT if RESULT[key] is one)
-        hostile += [RESULT | {name: [one[0] | {k: v}]} for k in one[0] for v in odd]  # type: ignore
+        hostile += [RESULT | {name: [one[0] | {k: v}]} for k in one[0] for v in odd]
     for result in hostile:
         found = findings.tables(result)
         assert all(len(row) == len(columns) for _, columns, rows, _ in found for row in rows)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import re
 import time
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -73,17 +74,17 @@ def test_sockets_that_send_junk_fill_no_log() -> None:
 
 
 def test_junk_is_counted_and_our_own_faults_stay(caplog: pytest.LogCaptureFixture) -> None:
-    library = {"__name__": "socketio.server"}
+    library: dict[str, Any] = {"__name__": "socketio.server"}
     exec("def call(below):\n    below()", library)
 
     def fail(room: str) -> Exception:
         """What comes of a fault in a room, called by the library, called by ours."""
-        below = {"__name__": room}
+        below: dict[str, Any] = {"__name__": room}
         exec("def below():\n    raise KeyError('client_id')", below)
-        ours = {"__name__": "headrace.ui.serve"}
+        ours: dict[str, Any] = {"__name__": "headrace.ui.serve"}
         exec("def serve(call, below):\n    call(below)", ours)
         with pytest.raises(KeyError) as caught:
-            ours["serve"](library["call"], below["below"])  # type: ignore[operator]
+            ours["serve"](library["call"], below["below"])
         return caught.value
 
     log = logging.getLogger("asyncio")

@@ -106,6 +106,13 @@ class _Stranger(BaseHTTPRequestHandler):
     def log_message(self, format: str, *arguments: object) -> None: ...
 
 
+class _Silent(ThreadingHTTPServer):
+    """Says nothing of clients that do not trust it."""
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        pass
+
+
 @pytest.fixture
 def stranger() -> Iterator[tuple[str, list[str | None]]]:
     _Stranger.keys = []
@@ -148,9 +155,8 @@ def test_a_certificate_is_trusted_or_named(monkeypatch: pytest.MonkeyPatch) -> N
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem)
     _Stranger.keys = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Stranger)
+    server = _Silent(("127.0.0.1", 0), _Stranger)
     server.socket = context.wrap_socket(server.socket, server_side=True)
-    server.handle_error = lambda *_: None  # type: ignore[method-assign]
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
     async def ask() -> object:

@@ -22,7 +22,9 @@ VERDICTS: Mapping[str, str] = {
     "not resolved": "≈ not resolved",
     "not measured": "— not measured",
 }
-PREDICTION_COLUMNS = ("prediction", "verdict", "predicted", "measured", "where it comes from")
+PREDICTION_COLUMNS = (
+    "prediction", "verdict", "predicted", "holds within", "measured", "where it comes from",
+)  # fmt: skip
 CHECK_COLUMNS = ("check", "holds", "figures")
 
 
@@ -53,6 +55,7 @@ def prediction_rows(result: Mapping[str, Any]) -> list[list[str]]:
             _text(p.get("what", "")),
             VERDICTS.get(verdict := _text(p.get("verdict")), verdict),
             f"{_sign(p.get('kind'))}{cell(p.get('value'))} {_text(p.get('unit', ''))}".strip(),
+            band(p.get("band")),
             interval(p.get("measured")),
             _text(p.get("how", "")),
         ]
@@ -137,6 +140,18 @@ def interval(measured: Any) -> str:
         return cell(value)
     ends = "−∞" if low is None else cell(low), "∞" if high is None else cell(high)
     return f"{cell(value)} ({ends[0]} … {ends[1]})"
+
+
+def band(ends: Any) -> str:
+    """Where an interval must lie as a whole: "11.9 … 12.8", "≤ 12.8"."""
+    if not isinstance(ends, list) or len(ends) != 2 or ends == [None, None]:
+        return "—"
+    low, high = ends
+    if low is None:
+        return f"≤ {cell(high)}"
+    if high is None:
+        return f"≥ {cell(low)}"
+    return cell(low) if low == high else f"{cell(low)} … {cell(high)}"
 
 
 def _sign(kind: Any) -> str:

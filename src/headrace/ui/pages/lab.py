@@ -223,7 +223,7 @@ class _Lab:
             ui.label(findings.headline(found)).classes("hr-soft").mark("headline")
         if found.get("passed"):
             _table("Predicted, then measured", findings.PREDICTION_COLUMNS,
-                   findings.prediction_rows(found), (0, 1, 4), 820)  # fmt: skip
+                   findings.prediction_rows(found), (0, 1, 5), 820)  # fmt: skip
             sentences = findings.conclusions(found)
             if sentences:
                 ui.label("Conclusions").classes("hr-subtitle")
